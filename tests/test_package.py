@@ -285,8 +285,8 @@ PACKAGES = {
         ov_circuit planted_needle qk_circuit random_null read_conllu repeated_tokens rollout
         score_pairs score_relations score_split stands_out survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
-        LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryScaling
-        SinusoidalPositions Turn merge_heads sinusoidal split_heads""",
+        LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryCosSin
+        RotaryScaling SinusoidalPositions merge_heads sinusoidal split_heads""",
     "models": "Output Seq2Seq Seq2SeqConfig Transformer TransformerConfig",
     "recurrent": """GRUWeights LSTMWeights RNNWeights gru_forward gru_step last_state lstm_forward lstm_step
         rnn_forward rnn_step""",

@@ -85,7 +85,7 @@ for turn in range(int(sys.argv[2])):
     elif part == "rows":
         parts["lengths"] = torch.randint(0, key + 1, (batch, query))
     elif part == "keys":
-        parts["keys"] = torch.rand(key, size(batch, 1)).t() < 0.5
+        parts["key_mask"] = torch.rand(key, size(batch, 1)).t() < 0.5
     elif part == "dense":
         parts["dense"] = (torch.rand(key, query, size(head, 1), size(batch, 1)) < 0.5).permute(3, 2, 1, 0)
     bias = None
@@ -243,7 +243,7 @@ def test_the_call_on_cuda_fits_its_operators(causal):
     """No GPU is needed: fake tensors run the operators' own shape functions, forward and backward."""
     with FakeTensorMode(), torch.no_grad():
         q, k, v = (torch.empty(2, 3, 16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        assert kernels.why_not(q, k, masked=False) is None
+        assert kernels.why_not(q, k) is None
         context = Context()
         out, lse = kernels._Flash.forward(context, q, k, v, None, causal, 0.125)
         assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, q.device)
@@ -268,12 +268,43 @@ def test_what_the_cuda_kernel_cannot_do_has_a_reason(shape, key_shape, dtype, ma
     """The words a user reads who asked for fused on a GPU."""
     with FakeTensorMode():
         q, k = (torch.empty(s, device="cuda", dtype=dtype) for s in (shape, key_shape))
-        assert reason in kernels.why_not(q, k, masked)
+        assert reason in kernels.why_not(q, k, mask=masked)
 
 
 def test_other_devices_and_dtypes_have_no_kernel():
     """A device without a kernel, and a dtype the CPU's does not take."""
     q = torch.empty(1, 1, 2, 3, device="meta")
-    assert "no kernel for the device meta" in kernels.why_not(q, q, False)
+    assert "no kernel for the device meta" in kernels.why_not(q, q)
     q = torch.empty(1, 1, 2, 3, dtype=torch.float8_e5m2)
-    assert "does not take" in kernels.why_not(q, q, False)
+    assert "does not take" in kernels.why_not(q, q)
+
+
+@pytest.mark.parametrize("kernel", [*kernels.KERNELS, kernels.ONE_QUERY], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("ability", ["mask", "gradients", "bias_gradients", "additive", "softcap", "dropout"])
+def test_a_kernel_refuses_exactly_what_its_row_says_it_cannot(kernel, ability):
+    """The table is what is asked: nothing else decides."""
+    with FakeTensorMode():
+        shapes = ((1, 2, 1, 64), (1, 1, 1, 64), (1, 2, 3, 64))
+        q, shared, longer = (
+            torch.empty(shape, device=kernel.device, dtype=torch.bfloat16) for shape in shapes
+        )
+        assert kernel.why_not(q, q) is None
+        assert (kernel.why_not(q, q, **{ability: True}) is None) == getattr(kernel, ability)
+        assert (kernel.why_not(q, q, v_dim=32) is None) == kernel.wide_values
+        assert (kernel.why_not(q, shared) is None) == kernel.grouped
+        assert (kernel.why_not(q, longer) is None) == kernel.lengths_differ
+
+
+def test_the_one_query_kernel_takes_one_query_and_gives_what_the_definition_gives():
+    """As decoding calls it: grouped heads, a mask that is added."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, size, 5) for n, size in ((6, 1), (3, 7), (3, 7)))
+    added = torch.zeros(2, 1, 1, 7).masked_fill(
+        torch.arange(7) < torch.tensor([0, 3]).view(2, 1, 1, 1), -torch.inf
+    )
+    assert kernels.ONE_QUERY.why_not(q, k, v_dim=5, mask=True) is None
+    assert "at most 1 queries" in kernels.ONE_QUERY.why_not(k.repeat(1, 2, 1, 1), k)
+    out, lse = kernels.one_query(q, k, v, added, 0.3)
+    scores = q @ k.repeat_interleave(2, 1).mT * 0.3 + added
+    torch.testing.assert_close(lse, torch.logsumexp(scores, -1))
+    torch.testing.assert_close(out, scores.softmax(-1) @ v.repeat_interleave(2, 1))

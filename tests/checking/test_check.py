@@ -474,3 +474,17 @@ def test_answers_that_are_defined_in_other_ways_are_run(checker, tmp_path):
         (tmp_path / f"{name}.py").write_text(content)
     results = checker.check_files([str(tmp_path / f"{name}.py") for name in texts])
     assert [(result.exercise, failed(result)) for result in results] == [("masked-softmax", set())] * 3
+
+
+def test_a_softmax_of_probabilities_is_told_with_its_line(check):
+    """In the answer, and in a line below it that draws them, say."""
+    result = check(
+        SOFTMAX.format(body=HIDE.replace("return ", "w = ") + "; return w.softmax(-1)"), "masked-softmax"
+    )
+    assert not result.passed
+    assert any("a softmax of rows that are probabilities already" in note for note in result.notes)
+    plotted = SOFTMAX.format(body=HIDE) + "\nshown = masked_softmax(torch.randn(1, 2, 3)).softmax(-1)\n"
+    result = check(plotted, "masked-softmax")
+    assert failed(result) == set()
+    last = len(plotted.splitlines())
+    assert any(note.startswith(f"line {last} takes a softmax of rows that are") for note in result.notes)

@@ -31,7 +31,7 @@ def test_right_comments_are_silent_and_wrong_ones_are_told_with_their_line():
     notes, records = seen(TEXT, torch.ones(2, 15), 3)
     assert [note.line for note in notes] == [3, 4, 6]
     told = disagreements(notes, records)
-    assert list(told.values()) == ["line 6 says [h, 5], and the shape is [5, 3]."]
+    assert list(told.values()) == ["line 6 says [h, 5], and the shape is [5, 3], where h = 3."]
 
 
 def test_a_symbol_with_two_sizes_is_a_disagreement():
@@ -78,3 +78,23 @@ def test_a_comment_that_fits_one_of_several_tensors_binds_no_other():
     assert disagreements([note, later], records) == {}
     wrong = SeenShapes(1, 1, before={}, after=[2, 7])
     assert list(disagreements([note, later], [records[0], wrong])) == [1]
+
+
+def test_a_wrong_comment_does_not_make_right_ones_below_it_look_wrong():
+    """`[b, h, s]` binds h and s the wrong way round; the three below it agree with one another."""
+    text = (
+        "def f(x):\n"
+        "    y = x + 1  # [b, h, s]\n"
+        "    z = y * 2  # [b, s, h]\n"
+        "    u = z.transpose(1, 2)  # [b, s, h] -> [b, h, s]\n"
+        "    return u @ z  # [b, h, s] @ [b, s, h] -> [b, h, h]\n"
+    )
+    notes, records = seen(text, torch.ones(2, 3, 5))
+    assert [note.line for note in notes] == [2, 3, 4, 5]
+    assert list(disagreements(notes, records)) == [0]
+
+
+def test_a_comment_alone_on_the_line_below_belongs_to_the_line_above():
+    notes, records = seen("def f(x):\n    y = x + 1\n    # [b, b]\n    return y\n", torch.ones(2, 3))
+    assert [note.line for note in notes] == [2]
+    assert list(disagreements(notes, records).values()) == ["line 2 says [b, b], and the shape is [2, 3]."]

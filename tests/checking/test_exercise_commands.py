@@ -48,7 +48,17 @@ def test_check_exits_with_what_it_found_and_hints_follow(regard_in, tmp_path):
     assert failed.exit_code == 1
     (result,) = json.loads(failed.stdout)
     assert result["mistakes"] == [{"name": "three times", "hint": "Half too large."}]
-    assert set(result) == {"file", "exercise", "passed", "mistakes", "nearest", "conventions", "checks"}
+    assert set(result) == {
+        "file",
+        "exercise",
+        "passed",
+        "mistakes",
+        "nearest",
+        "conventions",
+        "checks",
+        "seed",
+    }
+    assert result["seed"] == 7
     assert set(result["checks"][0]) == {"name", "passed", "message"}
 
     hints = [regard_in("hint", "double-it", "--from", "course").stdout.strip() for _ in range(5)]
@@ -74,6 +84,22 @@ def test_a_folder_is_checked_whole(regard_in, tmp_path):
         ("work/a.py", True),
         ("work/inner/b.py", False),
     ]
+
+
+def test_an_answer_of_another_file_of_the_folder_does_not_pass(regard_in, tmp_path):
+    """Imported or read; a module of one's own that answers nothing may be imported."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "ada.py").write_text("from helper import two\n\n\ndef double_it(x):\n    return two * x\n")
+    (work / "helper.py").write_text("two = 2\n")
+    (work / "bob.py").write_text("from ada import double_it\n")
+    reads = f"scope = {{}}\nexec(open({str(work / 'ada.py')!r}).read(), scope)\n"
+    (work / "eve.py").write_text(reads + "\n\ndef double_it(x):\n    return scope['double_it'](x)\n")
+    results = json.loads(regard_in("check", "work", "--from", "course", "--json").stdout)
+    assert {result["file"]: result["passed"] for result in results} == {
+        "work/ada.py": True,
+        "work/eve.py": False,
+    }
 
 
 def test_a_broken_cell_fails_a_notebook_whose_other_answers_pass(regard_in, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from regard.errors import ArgumentError
 from regard.lab.catalogue import find
 from regard.lab.pages import report
-from regard.lab.spec import Check, Experiment, Lab, Measurement, perform
+from regard.lab.spec import Experiment, Lab, LabCheck, Measurement, perform
 
 
 @pytest.fixture
@@ -55,10 +55,35 @@ def test_each_rule_holds_and_fails(lab):
     assert all(check.holds for check in lab.checks)
     lab.checks.clear()
     lab.near("x", wide, 3.2)
-    lab.above("x", high, 4.0)
+    lab.above("x", wide, high)
     lab.below("x", high, wide)
     lab.equal("x", 1.0 + 1e-9, 1.0)
-    assert not any(check.holds for check in lab.checks)
+    assert {check.outcome for check in lab.checks} == {"fails"}
+    lab.checks.clear()
+    lab.above("x", high, 4.5)
+    lab.below("x", wide, Measurement("c", 3.0, 2.5, 3.5))
+    assert {check.outcome for check in lab.checks} == {"undecided"}
+
+
+def test_an_interval_that_reaches_zero_is_not_surely_above_it(lab):
+    """0.5532 with an interval of -0.22 to 1.33 says nothing, and the sentence says so."""
+    lab.quick = True
+    lab.above("random heads cost more", Measurement("rise", 0.5532, -0.22, 1.33, "nats"), 0.0)
+    assert lab.verdict == "undecided"
+    assert lab.sentence == (
+        "Undecided at this length: 1 of 1 prediction cannot be decided. “random heads cost more”: measured "
+        "0.5532 nats (-0.22 to 1.33), which may or may not be above 0."
+    )
+
+
+def test_arithmetic_keeps_intervals():
+    """Worked by hand: (1 to 3) and (4 to 6), each way round."""
+    a, b = Measurement("a", 2.0, 1.0, 3.0), Measurement("b", 5.0, 4.0, 6.0)
+    for combined, low, value, high in (
+        (a + b, 5, 7, 9), (b - a, 1, 3, 5), (1 - a, -2, -1, 0), (2 * a, 2, 4, 6),
+        (a * -1, -3, -2, -1), (b / a, 4 / 3, 2.5, 6), (6 / a, 2, 3, 6),
+    ):  # fmt: skip
+        assert (combined.low, combined.plain, combined.high) == pytest.approx((low, value, high))
 
 
 def test_a_measurement_is_a_number_that_says_its_interval():
@@ -89,16 +114,17 @@ def test_what_is_measured_is_reported(lab):
     assert [(check["what"], check["holds"]) for check in said["checks"]] == [("half", False)]
 
 
-def made(lab, *holds):
-    lab.checks = [Check(f"claim {index}", "rule", "1", held) for index, held in enumerate(holds)]
+def made(lab, *outcomes):
+    lab.checks = [LabCheck(f"claim {at}", "above 0", "1", outcome) for at, outcome in enumerate(outcomes)]
     return lab
 
 
 def test_the_verdict_is_confirmed_only_if_every_check_holds(lab):
-    """And the sentence names the first that fails."""
-    assert made(lab, True, True).sentence == "Confirmed: claim 0: 1, rule; claim 1: 1, rule."
-    assert made(lab, True, False, False).verdict == "refuted"
-    assert "2 of 3 predictions fail, first that claim 1" in lab.sentence
+    """And the sentence names the first that fails or cannot be decided; one that fails decides."""
+    assert made(lab, "holds", "holds").sentence == "Confirmed: claim 0: 1, above 0; claim 1: 1, above 0."
+    assert made(lab, "undecided", "fails", "fails").verdict == "refuted"
+    assert lab.sentence == "Refuted: 2 of 3 predictions fail. “claim 1”: measured 1, which is not above 0."
+    assert made(lab, "holds", "undecided").verdict == "undecided"
 
 
 def test_an_experiment_without_a_check_has_no_verdict(lab):
@@ -138,8 +164,8 @@ def test_the_report_is_one_page_that_loads_nothing(lab):
     """Both verdicts, escaped texts and figures inside; no address of anything else."""
     other = Lab(lab.experiment)
     lab.draw.bars("one", {"a": 1.0}, "y")
-    page = report([made(lab, True), made(other, False)])
-    assert "1 of 2 claims confirmed" in page
+    page = report([made(lab, "holds"), made(other, "fails")])
+    assert "Of 2 claims: 1 confirmed, 1 refuted." in page
     assert "a &lt;b&gt;" in page
     assert "Claim &amp; more." in page
     assert page.count("data:image/png;base64,") == 2

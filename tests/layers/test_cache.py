@@ -32,13 +32,13 @@ class Decoder:
         return None if self.rotary is None else self.rotary(torch.arange(first, last)[None])
 
     def whole(self, x: Tensor) -> Tensor:
-        return self.layer(x, turn=self._turn(0, x.shape[1]))
+        return self.layer(x, rotary=self._turn(0, x.shape[1]))
 
     @torch.no_grad()
     def feed(self, x: Tensor, **options) -> Tensor:
         first = self.cache.length
         turn = self._turn(first, first + x.shape[1])
-        return self.layer(x, cache=self.cache, turn=turn, **options)
+        return self.layer(x, cache=self.cache, rotary=turn, **options)
 
 
 def random(*shape: int) -> Tensor:
@@ -122,7 +122,7 @@ def test_weights_recorded_with_a_cache_are_the_rows_of_the_full_pass():
     decoder = Decoder(3, window=4, turned=True)
     x = random(BATCH, LENGTH, MODEL_DIM)
     turn = decoder.rotary(torch.arange(LENGTH)[None])
-    _, wanted = decoder.layer(x, turn=turn, return_weights=True)
+    _, wanted = decoder.layer(x, rotary=turn, return_weights=True)
     decoder.feed(x[:, :7])
     seen = []
     _, weights = decoder.feed(x[:, 7:], return_weights=True, record=lambda *given: seen.append(given))
@@ -231,9 +231,9 @@ def test_a_decoder_block_with_its_caches_equals_the_full_pass():
     @torch.no_grad()
     def feed(piece: Tensor, memory: Tensor) -> Tensor:
         turn = rotary(torch.arange(cache.length, cache.length + piece.shape[1])[None])
-        return block(piece, memory, turn=turn, cache=cache[0], cross_cache=cache.cross[0])
+        return block(piece, memory, rotary=turn, cache=cache[0], cross_cache=cache.cross[0])
 
-    wanted = block(x, memory, turn=rotary(torch.arange(LENGTH)[None]))
+    wanted = block(x, memory, rotary=rotary(torch.arange(LENGTH)[None]))
     torch.testing.assert_close(feed(x[:, :7], memory), wanted[:, :7], **EXACT)
     feed(random(BATCH, 3, 12), memory)
     cache.crop(7)

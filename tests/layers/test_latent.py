@@ -40,7 +40,7 @@ def test_absorbed_is_the_naive_form(query_latent_dim):
     visible = Visibility(key_mask=torch.rand(2, 11) < 0.8)
     results = []
     for absorbed in (False, True):
-        out = layer(x, visible=visible, turn=turn(0, 11), absorbed=absorbed)
+        out = layer(x, visible=visible, rotary=turn(0, 11), absorbed=absorbed)
         results.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
     for naive, other in zip(*results, strict=True):
         torch.testing.assert_close(other, naive, rtol=1e-9, atol=1e-9)
@@ -50,10 +50,10 @@ def test_absorbed_is_the_naive_form(query_latent_dim):
 def test_steps_with_the_short_cache_are_the_whole_text():
     """It holds latent_dim + rotary_dim numbers a token, for any number of heads."""
     layer, x = build(), torch.randn(2, 9, MODEL_DIM, dtype=torch.float64)
-    whole = layer(x, turn=turn(0, 9))
+    whole = layer(x, rotary=turn(0, 9))
     cache, at, steps = LayerCache(), 0, []
     for part in x.split([4, 1, 1, 3], 1):
-        steps.append(layer(part, turn=turn(at, at + part.shape[1]), cache=cache))
+        steps.append(layer(part, rotary=turn(at, at + part.shape[1]), cache=cache))
         at += part.shape[1]
     torch.testing.assert_close(torch.cat(steps, 1), whole, **CLOSE)
     assert cache.bytes == 2 * 9 * (LATENT + ROTARY) * 8
@@ -86,7 +86,7 @@ def test_it_is_the_layer_of_deepseek_v3(query_latent_dim):
     mask = torch.zeros(8, 8, dtype=torch.float64).masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
     expected, _ = theirs(x, (angles.cos[:, 0].double(), angles.sin[:, 0].double()), mask[None, None])
     # Their norm goes through float32.
-    torch.testing.assert_close(ours(x, turn=angles), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours(x, rotary=angles), expected, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

@@ -182,11 +182,11 @@ def test_a_softmax_that_is_no_attention_is_no_layer():
 
 
 class Summed(nn.Module):
-    """Softmax over products whose weights meet values one by one: no product of matrices to be seen."""
+    """Softmax over products whose weights meet values and something else in one function."""
 
     def forward(self, x, mask=None):
         self.attn = (x @ x.mT).softmax(-1)
-        return (self.attn[..., None] * x[:, None]).sum(2)
+        return torch.einsum("bij,bjd,d->bid", self.attn, x, torch.ones(x.shape[2]))
 
 
 def test_a_softmax_that_meets_no_values_is_named():
@@ -207,9 +207,10 @@ def test_a_softmax_that_meets_no_values_is_named():
             return self.twice(self.mixer(x))
 
     found = trace(Both().eval(), (torch.randn(2, 13, 24),))
-    assert found.names == ("twice",)
-    said = "(a softmax that was not seen to meet values)"
-    assert found.not_seen == f"mixer {said}, twice {said}"
+    assert found.names == ("twice", "twice#2")  # the second as the softmax gave it
+    said = "a softmax that was not seen to meet values"
+    assert f"mixer ({said}, used by einsum of several tensors, test_by_hand.py:" in found.not_seen
+    assert f"twice ({said}, a pointer's: shown as they are, test_by_hand.py:" in found.not_seen
     assert found.not_seen in repr(found)
 
 

@@ -135,7 +135,7 @@ def test_a_rule_that_cannot_be_is_refused(rule, error, message):
 @pytest.mark.parametrize(
     ("rule", "options", "v", "message"),
     [
-        (ScoreRule(additive=t(3)), {}, V, "additive scores are no dot product"),
+        (ScoreRule(additive=t(3)), {}, V, "additive scores are not a dot product"),
         (ScoreRule(softcap=1.0), {}, V, "the kernel has no softcap"),
         (ScoreRule(), {"dropout": 0.1}, V, "the kernel's dropout could not be reproduced"),
         (ScoreRule(), {}, t(2, 3, 7, 4), "the kernel needs v_dim = qk_dim, got 4 and 3"),

@@ -86,7 +86,7 @@ def test_a_compiled_block_gives_the_same_numbers_forward_and_backward(backend):
     config = BlockConfig(20, 5, 23, n_kv_head=1, norm="rms", activation="silu", gated=True)
     block = Block(config, causal=True)
     turn = Rotary(4)(torch.arange(7)[None])
-    assert_compiles(backend, block, torch.randn(2, 7, 20), turn=turn)
+    assert_compiles(backend, block, torch.randn(2, 7, 20), rotary=turn)
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_positions_that_cannot_be_made_are_refused(make, error, message):
 def test_a_turn_refuses_what_it_would_have_to_broadcast(shape):
     """It is of two sequences at five positions each, and of six dimensions."""
     turn = Rotary(6)(torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ShapeError, match="turn is of 5 positions, 6 dimensions and 2 sequences"):
+    with pytest.raises(ShapeError, match="rotation is of 5 positions, 6 dimensions and 2 sequences"):
         turn(torch.zeros(shape))
 
 

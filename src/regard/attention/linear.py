@@ -109,13 +109,13 @@ def attend_linear(
             f"of the keys, so there are at most as many. Got q {named(QUERY_WORDS, q.shape)}, "
             f"k {named(KEY_WORDS, k.shape)}."
         )
-    finite = spoilt = None
+    finite = nonfinite_rows = None
     if not all_finite(q):  # they are 0 and pass no gradient: padding must not
         finite = q.isfinite().all(-1)
         q = torch.where(finite[..., None], q, 0.0)
     if causal and not all_finite(v):  # 0 times NaN is NaN: it would reach back through its weight of 0
         bad = ~v.isfinite() if key_mask is None else ~v.isfinite() & key_mask[:, None, :, None]
-        v, spoilt = v.masked_fill(bad, 0), bad.cumsum(2) > 0
+        v, nonfinite_rows = v.masked_fill(bad, 0), bad.cumsum(2) > 0
     before = n_key - n_query if causal else n_key  # positions that all queries see
     earlier, now = (
         (k[:, :, part], v[:, :, part], None if key_mask is None else key_mask[:, part])
@@ -125,18 +125,18 @@ def attend_linear(
     with no_autocast(q.device):
         if before or not causal:
             for part in _chunks(chunk, *earlier):
-                sums = _run(_added, feature_map, *part, sums)
+                sums = _run(_accumulate, feature_map, *part, sums)
         made, stop = [], 0
         for part in _chunks(chunk, q, *(now if causal else (None, None, None))):
             stop += chunk
-            *rows, sums = _run(_answered, feature_map, *part, sums, return_state or stop < n_query)
+            *rows, sums = _run(_attend_chunk, feature_map, *part, sums, return_state or stop < n_query)
             made.append(rows)
     out, normaliser = (torch.cat(rows, 2) for rows in zip(*made, strict=True))
     out = out.to(q.dtype)
     after = _state(sums) if return_state else None
-    if spoilt is not None:
-        out = out.masked_fill(spoilt[:, :, before:].repeat_interleave(group, 1), math.nan)
-        after = after and LinearState(after.S.masked_fill(spoilt[:, :, -1:], math.nan), after.z)
+    if nonfinite_rows is not None:
+        out = out.masked_fill(nonfinite_rows[:, :, before:].repeat_interleave(group, 1), math.nan)
+        after = after and LinearState(after.S.masked_fill(nonfinite_rows[:, :, -1:], math.nan), after.z)
     if finite is not None:
         out = torch.where(finite[..., None], out, math.nan)
         normaliser = torch.where(finite, normaliser, math.nan)
@@ -163,7 +163,7 @@ def linear_step(
             f"attend_linear(..., causal=True, return_state=True) takes many."
         )
     with no_autocast(q.device):
-        out, _, sums = _answered(feature_map, q, k, v, key_mask, _joined(state), True)
+        out, _, sums = _attend_chunk(feature_map, q, k, v, key_mask, _joined(state), True)
     return out.to(v.dtype), _state(sums)
 
 
@@ -206,7 +206,7 @@ def linear_weights(
     return table.masked_fill(~seen[:, :, None], 0) / below.masked_fill(below == 0, math.inf)
 
 
-def _added(
+def _accumulate(
     feature_map: FeatureMap, k: Tensor, v: Tensor, key_mask: Tensor | None, sums: Tensor | None
 ) -> Tensor:
     """The sums, S with z as a last column, after these keys and values."""
@@ -215,7 +215,7 @@ def _added(
     return added if sums is None else sums + added
 
 
-def _answered(
+def _attend_chunk(
     feature_map: FeatureMap,
     q: Tensor,
     k: Tensor | None,

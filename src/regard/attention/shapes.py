@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.torch_ops import settle
+from regard.attention.torch_ops import warm_up_mkl
 from regard.errors import ArgumentError, ShapeError
 
 Vectors = Float[Tensor, "batch position model_dim"]  # between layers
@@ -85,7 +85,7 @@ def check_same_kind(**tensors: Tensor) -> None:
             raise ShapeError(
                 f"{name} is on {tensor.device} and {first_name} on {first.device}: one device is needed."
             )
-    settle(first)
+    warm_up_mkl(first)
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor | None = None) -> None:

@@ -100,7 +100,7 @@ def attend(
         if sound and (visible.everything or all_finite(k)):
             return Attended(*_with_sink(out, lse, rule))
         path = "tiled" if visible.everything else path
-    q, k, v, poisoned = _quarantine(q, k, v, rule.visible)
+    q, k, v, nonfinite_rows = _quarantine(q, k, v, rule.visible)
     if path == "fused":
         out, lse, sound = _fused(q, k, v, rule)
         path = "fused" if sound else "tiled"
@@ -108,7 +108,10 @@ def attend(
         out, lse = (_plain if path == "plain" else _tiled)(q, k, v, rule, dropout)
         _check_range(q, k, lse, rule)
     out, lse = _with_sink(out, lse, rule)
-    return Attended(_spoilt(out, poisoned), lse if poisoned is None else torch.where(poisoned, math.nan, lse))
+    return Attended(
+        _with_nan_rows(out, nonfinite_rows),
+        lse if nonfinite_rows is None else torch.where(nonfinite_rows, math.nan, lse),
+    )
 
 
 def weights(q: Queries, k: Keys, rule: ScoreRule | None = None) -> Float[Tensor, "batch head query key"]:
@@ -120,11 +123,11 @@ def weights(q: Queries, k: Keys, rule: ScoreRule | None = None) -> Float[Tensor,
     rule = _checked(q, k, None, rule)
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:3], 0)
-    q, k, _, poisoned = _quarantine(q, k, None, rule.visible)
+    q, k, _, nonfinite_rows = _quarantine(q, k, None, rule.visible)
     rows, lse = _softmax(rule.scores(q, k))
     _check_range(q, k, lse, rule)
     rows, _ = _with_sink(rows, lse, rule)
-    return _spoilt(rows, poisoned).to(q.dtype)
+    return _with_nan_rows(rows, nonfinite_rows).to(q.dtype)
 
 
 def masked_softmax(
@@ -162,7 +165,7 @@ def attend_hard(
     rule = _checked(q, k, v, rule)
     if q.shape[0] == 0 or q.shape[2] == 0 or k.shape[2] == 0:
         return _nothing_to_see(q, k, v).out
-    clean_q, clean_k, clean_v, poisoned = _quarantine(q, k, v, rule.visible)
+    clean_q, clean_k, clean_v, nonfinite_rows = _quarantine(q, k, v, rule.visible)
     group = q.shape[1] // k.shape[1]
     with torch.no_grad():
         blocks = [rule.scores(clean_q, clean_k, rows).max(-1) for rows, _ in _tiles(q, k, rule)]
@@ -179,7 +182,7 @@ def attend_hard(
     if straight_through:
         soft = attend(q, k, v.detach(), rule).out
         out = out + torch.where(torch.isfinite(soft), soft - soft.detach(), 0.0)
-    return _spoilt(out, poisoned)
+    return _with_nan_rows(out, nonfinite_rows)
 
 
 def _checked(q: Tensor, k: Tensor, v: Tensor | None, rule: ScoreRule | None) -> ScoreRule:
@@ -267,18 +270,18 @@ def _tiles(q: Tensor, k: Tensor, rule: ScoreRule, heads: int | None = None) -> I
 
 
 def _why_not_fused(q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, dropout: float) -> str | None:
-    """The reason why no kernel can do this, or None."""
-    if rule.additive is not None:
-        return "additive scores are no dot product"
-    if rule.softcap is not None:
-        return "the kernel has no softcap"
-    if rule.learned and torch.is_grad_enabled():
-        return "the kernel gives no gradient to a learned bias"
-    if dropout:
-        return "the kernel's dropout could not be reproduced from its log-sum-exp"
-    if v.shape[3] != q.shape[3]:
-        return f"the kernel needs v_dim = qk_dim, got {v.shape[3]} and {q.shape[3]}"
-    return kernels.why_not(q, k, masked=rule.visible.by_key or not _flag_says_it(rule))
+    """Return the reason why no kernel can do this, or None."""
+    return kernels.why_not(
+        q,
+        k,
+        v_dim=v.shape[3],
+        mask=rule.visible.by_key or not _flag_says_it(rule),
+        gradients=needs_graph(q, k, v),
+        bias_gradients=rule.learned and torch.is_grad_enabled(),
+        additive=rule.additive is not None,
+        softcap=rule.softcap is not None,
+        dropout=dropout > 0,
+    )
 
 
 def _flag_says_it(rule: ScoreRule) -> bool:
@@ -389,14 +392,14 @@ def _quarantine(
     bad_query = ~torch.isfinite(q).all(-1)
     bad_key = ~(torch.isfinite(k).all(-1) & torch.isfinite(value).all(-1))
     bad_key = bad_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    spoiled = bad_query | visible.rows_seeing(bad_key, q.shape[2])
+    nonfinite_rows = bad_query | visible.rows_seeing(bad_key, q.shape[2])
     q, k, value = (torch.where(torch.isfinite(t), t, 0.0) for t in (q, k, value))
-    return q, k, value, spoiled
+    return q, k, value, nonfinite_rows
 
 
-def _spoilt(rows: Tensor, poisoned: Tensor | None) -> Tensor:
+def _with_nan_rows(rows: Tensor, nonfinite_rows: Tensor | None) -> Tensor:
     """Rows that are NaN where something that is not finite reached them."""
-    return rows if poisoned is None else torch.where(poisoned[..., None], math.nan, rows)
+    return rows if nonfinite_rows is None else torch.where(nonfinite_rows[..., None], math.nan, rows)
 
 
 def _nothing_to_see(q: Tensor, k: Tensor, v: Tensor) -> Attended:

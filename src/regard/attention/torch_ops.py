@@ -54,7 +54,7 @@ def all_finite(*tensors: Tensor) -> bool:
     )
 
 
-def settle(tensor: Tensor) -> None:
+def warm_up_mkl(tensor: Tensor) -> None:
     """Before the first work on a real tensor of the CPU: call MKL's vector functions once, in one thread.
 
     MKL finds them at their first call. Two threads that make it together may get 13 right bits instead of 24

@@ -10,6 +10,7 @@ query x key table can be drawn on its own and nothing of size query x key need e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -29,8 +30,10 @@ _WORDS = {
     "key_segment": ("batch", "key"),
     "dense": ("batch", "head", "query", "key"),
 }
-# An additive mask hides with -inf, or with a number so low that exp() of it is 0 in every dtype.
-_HIDDEN_AT = -1e9
+# exp() of this is 0 in every dtype; of a number below it too, whatever scores of some size are added.
+_EXP_IS_ZERO = -104.0
+_SURELY_MASKED = -1e9
+_FEW_NUMBERS = 8  # a mask has one or two numbers for what it masks; a bias that falls with distance has many
 _FAR = 1 << 30  # beyond any position
 
 
@@ -314,11 +317,29 @@ def _taken_apart(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return hidden, bias if bias.any() else None
 
 
-def hidden_by(mask: Tensor) -> Tensor:
-    """Where a float mask that is added to the scores hides."""
+def hidden_by(mask: Tensor, score_size: float = 0.0) -> Tensor:
+    """Return where a float mask that is added to the scores masks a key.
+
+    A key is masked when its weight is 0 in every dtype for every score that occurs: when the mask is below
+    the logarithm of the smallest number by more than scores can make up for. A bias that falls with distance,
+    as ALiBi's, may reach as low and is told by its many different numbers: it stays a bias.
+
+    Args:
+        mask: What is added to the scores, of any shape.
+        score_size: The largest absolute score.
+
+    Returns:
+        A Bool of the mask's shape, True where a key is masked.
+    """
     if not mask.is_floating_point():
         raise ShapeError(f"a mask must be boolean, or floating where it is added. Got dtype {mask.dtype}.")
-    return mask <= max(_HIDDEN_AT, torch.finfo(mask.dtype).min / 2)
+    # Rounded up to a power of two, so that the layers of a model mostly share what was read of their mask.
+    limit = -(2.0 ** math.ceil(math.log2(2 * score_size - _EXP_IS_ZERO))) if score_size < 1e30 else -math.inf
+    low = mask <= max(limit, torch.finfo(mask.dtype).min / 2)
+    numbers = mask[low & (mask > -math.inf)][: 1 << 16]
+    if numbers.numel() and (numbers.double().abs().log2() * 64).round().unique().numel() > _FEW_NUMBERS:
+        return mask <= max(_SURELY_MASKED, torch.finfo(mask.dtype).min / 2)
+    return low
 
 
 def _four_dimensional(table: Tensor) -> Tensor:

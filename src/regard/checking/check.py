@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.checking import comments, lending
+from regard.checking.apart import Defined, defined_names, rivals, without
 from regard.checking.child.messages import Answer, LoadReport
 from regard.checking.compare import off
 from regard.checking.confirm import MOST_ROUNDING, confirmed
@@ -21,6 +22,7 @@ from regard.checking.submission import Answered, Submission, answered, read, una
 from regard.errors import ArgumentError, RegardError
 
 SHRINK_ROUNDS = 3
+DOUBLED = "{} takes a softmax of rows that are probabilities already: they sum to 1 before it."
 COMMENT_RUNS = 4
 
 
@@ -60,6 +62,7 @@ class Result:
             "file": self.file,
             "exercise": self.exercise,
             "passed": self.passed,
+            "seed": self.seed,
             "mistakes": [
                 {"name": mistake.name, "hint": mistake.hints[0]}
                 for named in self.mistakes
@@ -109,17 +112,22 @@ class Checker:
     ) -> Iterator[Result]:
         """Results of all files, in order, as they come; whatever a file does, the others have theirs.
 
-        Of the paths of `maybe`, as those of a folder, files that answer nothing have no result.
+        Of the paths of `maybe`, as those of a folder, files that answer nothing have no result, and none has
+        one for what another of them defines: an answer is kept from those that define the same.
         """
         paths = {file if isinstance(file, str) else file.path: file for file in files}
+        defined = defined_names(path for path in paths if path in maybe)
         with ThreadPoolExecutor(max(1, self.runner.n_worker)) as pool:
             futures = [
-                pool.submit(self._file, path, file, only, path in maybe) for path, file in paths.items()
+                pool.submit(self._file, path, file, only, path in maybe, defined)
+                for path, file in paths.items()
             ]
             for future in futures:
                 yield from future.result()
 
-    def _file(self, path: str, file: str | Submission, only: str | None, maybe: bool) -> list[Result]:
+    def _file(
+        self, path: str, file: str | Submission, only: str | None, maybe: bool, defined: Defined
+    ) -> list[Result]:
         """The results of one file; where it cannot be read or the check itself fails, one that says so."""
         try:
             submission = read(file) if isinstance(file, str) else file
@@ -131,7 +139,12 @@ class Checker:
         results: dict[str | None, Result] = {}
         for answer in answers:
             try:
-                result = self.check(submission, answer)
+                withheld = rivals(submission, answer.subjects, defined)
+                with without(submission, withheld) as alone:
+                    mine = {definition.name for definition in alone.definitions}
+                    if not set(answer.subjects) <= mine:
+                        continue  # it is imported from a file that is checked itself
+                    result = self.check(alone, answer)
             except Exception as error:
                 result = _unreadable(path, answer.exercise.id, _ours(error))
             # Of two definitions that turn out to answer the same exercise, the later one counts.
@@ -197,6 +210,8 @@ class Checker:
                 checks.append(Check("as the task says", False, text))
                 chosen = []
             notes += verdict.notes
+            doubled = dict.fromkeys(line for outcome in outcomes.values() for line in outcome.doubled)
+            notes += [DOUBLED.format(line) for line in doubled]
             if answer.notes:
                 wrong: dict[int, str] = {}
                 for outcome in ran.runs.values():
@@ -283,6 +298,7 @@ def _load_notes(loaded: LoadReport) -> list[str]:
         notes.append(f"this system kept nothing from the answer of: {', '.join(loaded.unconfined)}.")
     if loaded.d2l:
         notes.append("d2l is not installed: the few names of it that homework uses were lent.")
+    notes += [DOUBLED.format(line) for line in loaded.doubled]
     if loaded.stubbed:
         notes.append(f"not installed here, replaced by a stub: {', '.join(loaded.stubbed)}.")
     return notes

@@ -16,7 +16,8 @@ from regard.errors import ArgumentError
 
 SHAPE = re.compile(r"[\[(]([A-Za-z0-9_.*/+\-, ]+)[\])]")
 COMMENT = re.compile(
-    r"#\s*(?:shape\s*:?\s*)?([\[(][^\])]*[\])])(?:\s*(?:->|=>|→)\s*([\[(][^\])]*[\])]))?\s*$"
+    r"#\s*(?:shape\s*:?\s*)?([\[(][^\])]*[\])])(\s*@\s*[\[(][^\])]*[\])])?"
+    r"(?:\s*(?:->|=>|→|=)\s*([\[(][^\])]*[\])]))?\s*$"
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 Sizes = dict[str, int]
@@ -35,7 +36,7 @@ def dims(text: str) -> list[str] | None:
 
 
 def shape_notes(source: str, label: str) -> list[ShapeNote]:
-    """Every shape comment that stands beside an assignment or a return."""
+    """Return every shape comment beside an assignment or a return, or alone on the line below it."""
     statements: dict[int, tuple[str, list[str], int]] = {}  # last line -> target, names used, first line
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return) and node.value:
@@ -44,17 +45,23 @@ def shape_notes(source: str, label: str) -> list[ShapeNote]:
                 target = ast.unparse(targets[0]) if targets[0] is not None else ""
                 loads = sorted({name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)})
                 statements[node.end_lineno or node.lineno] = (target, loads, node.lineno)
-    notes = []
+    notes: list[ShapeNote] = []
+    told: set[int] = set()  # lines that have their comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         match = COMMENT.match(token.string) if token.type == tokenize.COMMENT else None
         line = token.start[0]
-        if match is None or line not in statements:
+        if match is None or (match[2] and not match[3]):
             continue
-        before, after = dims(match[1]), dims(match[2] or match[1])
+        if line not in statements and token.line.lstrip().startswith("#"):
+            line -= 1
+        if line not in statements or line in told:
+            continue
+        told.add(line)
+        before, after = dims(match[1]), dims(match[3] or match[1])
         if before is not None and after is not None:
             target, loads, first = statements[line]
             text = token.string.lstrip("# ")
-            starts_from = before if match[2] else None
+            starts_from = before if match[3] and not match[2] else None
             notes.append(ShapeNote(label, first, line, text, target, loads, starts_from, after))
     return notes
 
@@ -66,6 +73,19 @@ def disagreements(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int
     >>> disagreements([note], [SeenShapes(note=0, call=1, before={}, after=[2, 3, 5])])
     {0: 'line 3 says [b, s], and the shape is [2, 3, 5].'}
     """
+    wrong = _contradicted(notes, records)
+    if len(wrong) > 1:
+        # One wrong comment makes right ones below it look wrong: is it the only one?
+        for note in dict.fromkeys(record.note for record in records):
+            others = [record for record in records if record.note != note]
+            if not _contradicted(notes, others):
+                alone = _contradicted(notes, [*others, *(one for one in records if one.note == note)])
+                return {note: alone[note]} if note in alone else wrong
+    return wrong
+
+
+def _contradicted(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]:
+    """Say of each comment, in order, whether it contradicts the shapes and the comments before it."""
     sentences: dict[int, str] = {}
     sizes: dict[int, list[Sizes]] = {}  # by call: every way to read the comments so far
     for record in records:
@@ -78,9 +98,13 @@ def disagreements(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int
         ):
             there = [shape for shape in shapes if shape is not None]
             if known and there and dimensions is not None:
+                words = [word for word in dimensions if NAME.fullmatch(word) and word in known[0]]
+                meant = ", ".join(f"{word} = {known[0][word]}" for word in dict.fromkeys(words))
                 known = _bound(dimensions, there, known)
                 if not known:
-                    sentences.setdefault(record.note, f"{where} {says} {' or '.join(map(str, there))}.")
+                    shapes_there = " or ".join(map(str, there))
+                    elsewhere = f", where {meant}" if meant else ""
+                    sentences.setdefault(record.note, f"{where} {says} {shapes_there}{elsewhere}.")
         sizes[record.call] = known or sizes.get(record.call, [{}])
     return sentences
 

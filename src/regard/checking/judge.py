@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.shapes import named
+from regard.checking.child.loader import NOT_LENT
 from regard.checking.child.messages import Failure, Outcome, Tree, leaves
 from regard.checking.compare import GRADIENT_TOLERANCE, TOLERANCE, Difference, difference, moved, same
 from regard.checking.plan import VARIANTS, Plan, Run
@@ -229,8 +230,9 @@ class _Judge:
             if zeroed and not self.exercise.biases:
                 self.notes.append(f"biases that are not asked for were set to zero: {zeroed}.")
             if ours or yours:
-                text = "the parameters do not fit. Expected, without a place: {}. Yours, left over: {}."
-                text = text.format(", ".join(ours) or "nothing", ", ".join(yours) or "nothing")
+                lists = (("Missing", ours), ("Unexpected", yours))
+                said = (f"{what} parameters: {', '.join(names)}." for what, names in lists if names)
+                text = f"the parameters do not fit. {' '.join(said)}"
                 if not yours and len(ours) == len(run.case.weights):
                     text += IN_INIT
                 return Check("parameters", False, text)
@@ -355,7 +357,9 @@ class _Judge:
 
 
 def error_message(error: Failure) -> str:
-    """What went wrong in a run, in a sentence."""
+    """Say what went wrong in a run, in a sentence."""
+    if NOT_LENT in error.message:  # by us, and no error of the answer's
+        return f"{error.message}{_at(error)}"
     text = f"{error.type}: {error.message}" if error.message else error.type
     raised = f"raises {text}{_at(error)}"
     if error.type == "NotImplementedError":

@@ -14,19 +14,19 @@ from regard.errors import ArgumentError
 Cell = dict[str, Any]
 
 
-def script(exercise: Exercise) -> str:
-    """The starter as a script, with the task above it as a comment."""
+def script(exercise: Exercise, file: str = "") -> str:
+    """Return the starter as a script, with the task above it as a comment; `file` is where it is written."""
     task = [exercise.title, "", *exercise.task.strip().splitlines(), ""]
-    comment = [*task, f"Check it with: regard check {file_name(exercise)}"]
+    comment = [*task, f"Check it with: regard check {file or file_name(exercise)}"]
     lines = [*(f"# {line}".rstrip() for line in comment), "", exercise.starter]
     if exercise.example:
         lines += ["", 'if __name__ == "__main__":', textwrap.indent(exercise.example.strip(), "    "), ""]
     return "\n".join(lines)
 
 
-def notebook(exercise: Exercise) -> str:
-    """The starter as a notebook: the task, then a cell to fill in."""
-    check = f"Check it with: `regard check {file_name(exercise, '.ipynb')}`"
+def notebook(exercise: Exercise, file: str = "") -> str:
+    """Return the starter as a notebook: the task, then a cell to fill in; `file` is where it is written."""
+    check = f"Check it with: `regard check {file or file_name(exercise, '.ipynb')}`"
     task = cell("markdown", f"# {exercise.title}\n\n{exercise.task.strip()}\n\n{check}")
     return notebook_of([task, *(cell("code", code) for code in (exercise.starter, exercise.example) if code)])
 

@@ -14,7 +14,7 @@ from symtable import SymbolTable, symtable
 
 from regard.checking.child.loader import defined_in
 from regard.checking.child.messages import Cell
-from regard.checking.spec import Exercise
+from regard.checking.spec import OURS, Exercise
 from regard.checking.syntax import parsed
 from regard.errors import ArgumentError, LoadError
 
@@ -264,6 +264,7 @@ def answered(
                 continue
             scores = {rival.id: likeness(definition.node, rival) for rival in rivals}
             near = [rival for rival in rivals if scores[rival.id] > max(scores.values()) - TIE]
+            near.sort(key=lambda rival: rival.folder.parent == OURS)  # a teacher's own first
             stem = Path(submission.path).stem.lower().replace("-", "_")
             titled = [rival for rival in near if rival.id.replace("-", "_") in stem]
             first, *others = titled if len(titled) == 1 else near

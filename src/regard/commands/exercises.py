@@ -31,7 +31,7 @@ From = Annotated[
     "--from",
     "A folder with exercises of your own. Their trials.py and drive.py are run as programs.",
 ]
-Strict = Annotated[bool, "Conventions other than the task's fail the check."]
+Strict = Annotated[bool, "Only the task's own choice passes where it leaves one open."]
 HideSolutions = Annotated[bool, "Run no answer that could read our solutions."]
 
 
@@ -94,7 +94,8 @@ def start(
     path = out or Path(starters.file_name(exercise, ".ipynb" if as_notebook else ".py"))
     if path.exists() and not force:
         raise ArgumentError(f"{path} is there already: give --out another name, or --force to write over it.")
-    text = starters.notebook(exercise) if as_notebook else starters.script(exercise)
+    written = starters.notebook if as_notebook else starters.script
+    text = written(exercise, path.name)
     path.write_text(text, encoding="utf-8")
     click.echo(f"{path} is yours to fill in. Then: regard check {path}")
 
@@ -205,9 +206,8 @@ def _report(results: Iterator[Result], page: Path | None, junit: Path | None, as
         raise ArgumentError("no file there answers an exercise: regard exercises lists what to define.")
     failed = [result for result in done if not result.passed]
     if not as_json and (len(done) != 1 or failed):
-        again = next((f" Repeat with --seed {result.seed}." for result in failed if result.seed), "")
         hint = next((f" A hint: regard hint {result.exercise}" for result in failed if result.exercise), "")
-        click.echo(f"{len(done) - len(failed)} of {len(done)} passed.{again}{hint}")
+        click.echo(f"{len(done) - len(failed)} of {len(done)} passed.{hint}")
     return not failed
 
 

@@ -222,7 +222,7 @@ def lab(
         out.mkdir(parents=True, exist_ok=True)
     from rich.console import Console
 
-    from regard.lab.pages import report
+    from regard.lab.pages import MARKS, count_verdicts, report
     from regard.lab.spec import perform
 
     done = []
@@ -239,11 +239,10 @@ def lab(
         files["html"].write_text(report(done), encoding="utf-8")
         files["json"].write_text(json.dumps(whole, indent=2), encoding="utf-8")
     if every:
-        n_confirmed = sum(run.verdict == "confirmed" for run in done)
-        click.echo(f"{n_confirmed} of {len(done)} claims confirmed.")
+        click.echo(count_verdicts(done))
     else:
         for check in done[0].checks:
-            click.echo(f"  {'✓' if check.holds else '✗'} {check.what}: {check.measured} ({check.rule})")
+            click.echo(f"  {MARKS[check.outcome]} {check.what}: {check.measured} ({check.rule})")
     if out is None:
         click.echo("--out FOLDER writes the report, with its figures.")
     else:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import click
 
 from regard.checking.catalogue import catalogue, pick
-from regard.checking.quiz import answered, question
+from regard.checking.quiz import answered, question, questions
 from regard.checking.session import check_cell
 from regard.commands.exercises import CheckSeed, Strict
 from regard.commands.options import Seed, command
-from regard.drawing.html import fragment, tag
+from regard.drawing.html import fragment, table, tag
 from regard.errors import ArgumentError
 from regard.lab.catalogue import find
 from regard.lab.pages import cell
@@ -45,8 +45,12 @@ def _check(exercise: str | None, *, seed: CheckSeed, strict: Strict) -> object:
 
 
 def _quiz(line: str) -> Shown:
-    """Show the question that a line names, or mark the answer that follows its name."""
+    """Show the question that a line names, or mark the answer that follows its name; alone, list all."""
     id, _, answer = line.strip().partition(" ")
+    if not id:
+        rows = [(one.id, one.kind, one.text) for one in questions().values()]
+        listed = table(("question", "kind", "text"), rows)
+        return Shown("\n".join(f"{name}: {text}" for name, _, text in rows), fragment(listed))
     asked = question(id)
     if answer.strip():
         marked = answered(asked, answer.strip())

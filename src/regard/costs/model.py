@@ -30,6 +30,7 @@ from regard.attention.feature_maps import feature_map
 from regard.costs.formula import Formula, symbols
 from regard.errors import ArgumentError, UnsupportedError
 from regard.layers.block import BlockConfig
+from regard.models import mechanisms
 from regard.models.transformer import TransformerConfig
 
 Phase = Literal["train", "prefill", "decode"]
@@ -134,12 +135,10 @@ class Cost:
 
 
 def check_alike(config: TransformerConfig) -> None:
-    """Raise where some of the decoder's layers have a window and others have none."""
-    if config.local is not None and len(set(config.local)) > 1:
-        raise UnsupportedError(
-            "the formulas count layers that are alike, and of these some have a window and some have none: "
-            "`regard cost --model FOLDER` counts such a model by running it."
-        )
+    """Raise `UnsupportedError` unless the formulas know all that the config has."""
+    reason = mechanisms.why_not(config, "costs")
+    if reason is not None:
+        raise UnsupportedError(f"{reason}.")
 
 
 def cost(
@@ -168,8 +167,6 @@ def cost(
         )
     if phase == "decode" and not config.n_decoder_layer:
         raise UnsupportedError("an encoder sees its whole input at once: it has no decoding step.")
-    if config.kept_heads is not None:
-        raise UnsupportedError("the cost of a pruned model differs from layer to layer: it is not computed.")
     if latent is not None and (config.kind != "decoder" or block.feature_map or block.attention_bias):
         raise UnsupportedError("latent attention is costed for a decoder with softmax and without biases.")
     memory = (length if memory is None else memory) if both else 0

@@ -10,7 +10,7 @@ from regard.errors import ArgumentError
 from regard.files.loading import Loaded, write_folder
 from regard.heads.model import Head, attention_of, checked_heads, layers_of, path_of
 from regard.models.families import published_config
-from regard.models.model import shapes_alone
+from regard.models.model import on_meta
 from regard.models.pruned import MODEL_TYPE, PrunedAttention
 from regard.models.transformer import Transformer
 
@@ -37,7 +37,7 @@ def prune(loaded: Loaded, heads: Iterable[Head]) -> Loaded:
     kept = tuple(tuple(head for head in numbers if (index, head) not in gone) for index, numbers in there)
     whole = all(len(left) == model.config.block.n_head for left in kept)
     config = replace(model.config, kept_heads=None if whole else kept)
-    with shapes_alone():
+    with on_meta():
         smaller = Transformer(config)
     state = model.state_dict()
     for name in model.attention_names:

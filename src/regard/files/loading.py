@@ -25,15 +25,15 @@ from regard.files.tokenizer import TextTokenizer, byte_tokenizer, read_json
 from regard.models.families import (
     FAMILIES,
     Family,
+    HFConfig,
     Published,
-    Said,
     Weight,
     family_of,
     initialise,
     published_config,
 )
 from regard.models.foreign import Foreign, open_folder
-from regard.models.model import Model, shapes_alone
+from regard.models.model import Model, on_meta
 from regard.models.pruned import MODEL_TYPE, stated_kept_heads
 from regard.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from regard.models.transformer import Transformer
@@ -215,7 +215,7 @@ def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
     tensors = raw.tensors
     if raw.config.get("model_type") == _SEQ2SEQ:
         sizes = {key: value for key, value in raw.config.items() if key != "model_type"}
-        with _reading_config(raw), shapes_alone():
+        with _reading_config(raw), on_meta():
             shape = Seq2SeqConfig.from_dict(sizes)
             if shape.n_layer > len(tensors):  # before they are built
                 raise ArgumentError(f"n_layer is {shape.n_layer}, and there are {len(tensors)} tensors.")
@@ -224,7 +224,7 @@ def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
         return _loaded(recurrent, raw, recurrent.start_token, recurrent.stop_tokens)
     stated, kept_heads = stated_kept_heads(raw.config, str(raw.source))
     family = family_of(stated)
-    with _reading_config(raw), shapes_alone():
+    with _reading_config(raw), on_meta():
         family.check(stated, len(tensors), sum(tensor.n_element for tensor in tensors.values()))
         config = replace(family.config(stated), kept_heads=kept_heads)
         if config.pooler and not any(family.weights["pooler"] in name for name in tensors):
@@ -316,7 +316,7 @@ def _fill(model: Model, raw: files.RawModel, dtype: torch.dtype) -> None:
     tensors, family, names = raw.tensors, *_published(model)
     names = _names_in(tensors, family, names)
     shapes: dict[str, tuple[int, ...]] = {}
-    # Counted, not asked of `Weight.given`: what has no numbers is joined by PyTorch's compiler.
+    # Counted, not asked of `Weight.to_hf`: what has no numbers is joined by PyTorch's compiler.
     for ours, parameter in model.named_parameters():
         shape, where = tuple(parameter.shape), names[ours]
         if where.part is not None:
@@ -336,7 +336,7 @@ def _fill(model: Model, raw: files.RawModel, dtype: torch.dtype) -> None:
     state: dict[str, Tensor] = {}
     for name, parts in _by_tensor(names).items():
         tensor = _numbers(tensors[name], raw.source, dtype)
-        state |= {ours: names[ours].taken(tensor, model.sizes.n_head) for ours in parts}
+        state |= {ours: names[ours].from_hf(tensor, model.sizes.n_head) for ours in parts}
     model.load_state_dict(state, assign=True)
     model.to(dtype)  # also a recurrent layer's list of its weights, which `assign` does not reach
 
@@ -398,13 +398,13 @@ def save(loaded: Loaded, folder: str | Path) -> None:
         write_folder(loaded, folder, published_config(loaded.transformer.config))
 
 
-def write_folder(loaded: Loaded, folder: str | Path, config: Said) -> None:
+def write_folder(loaded: Loaded, folder: str | Path, config: HFConfig) -> None:
     """Write a model with this config.json, its tensors under their published names, and its tokenizer."""
     folder, model, state = Path(folder), loaded.model, loaded.model.state_dict()
     family, names = _published(model)
     prefix = "" if model.lm_head == "none" else None
     tensors = {
-        family.prefixed(name, prefix): names[ours[0]].given(
+        family.prefixed(name, prefix): names[ours[0]].to_hf(
             [state[part].cpu() for part in ours], model.sizes.n_head
         )
         for name, ours in _by_tensor(names).items()
@@ -429,7 +429,7 @@ def _random(name: str, seed: int) -> Loaded:
     if name not in shapes:
         raise ArgumentError(no_such("shape to fill with random weights", name, shapes))
     family = shapes[name]
-    with shapes_alone():  # no time spent on weights that are drawn anew
+    with on_meta():  # no time spent on weights that are drawn anew
         model = Transformer(family.config(family.sizes[name]))
     initialise(model.to_empty(device="cpu"), seed).eval()
     facts = described(model, f"{name} (random)", f"random weights, seed {seed}", trained=False)

@@ -25,7 +25,7 @@ from regard.files.gguf import Metadata, read_header
 from regard.files.gguf_tokenizer import gguf_tokenizer
 from regard.files.safetensors import LazyTensor, open_safetensors
 from regard.files.tokenizer import TextTokenizer, read_json, read_text
-from regard.models.families import FAMILIES, Family, Published, Said
+from regard.models.families import FAMILIES, Family, HFConfig, Published
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -173,7 +173,7 @@ def _few(names: Iterable[str]) -> str:
     return f"{shown}{more}"
 
 
-def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: Family) -> Said:
+def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: Family) -> HFConfig:
     """Return what a config.json would say."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -202,7 +202,7 @@ def _translated(stored: Mapping[str, LazyTensor], family: Family, config: Publis
         parameter = str(ours[name])
         shape = family.from_gguf(parameter, torch.empty(tensor.shape, device="meta"), config).shape
         module, _, kind = parameter.rpartition(".")
-        theirs = f"{family.prefixed(family.theirs(module))}.{kind}"
+        theirs = f"{family.prefixed(family.hf_name(module))}.{kind}"
         read = partial(_as_published, tensor, family, parameter, config)
         tensors[theirs] = LazyTensor(theirs, tuple(shape), tensor.stored_as, read)
     return tensors

@@ -35,6 +35,7 @@ from regard.errors import ArgumentError, UnsupportedError
 from regard.files.loading import Loaded
 from regard.heads.model import head_outputs, layers_of, loaded_of, path_of, probe
 from regard.layers.layer_id import LayerId
+from regard.models.mechanisms import Tool, why_not
 from regard.models.transformer import Transformer
 from regard.tracing.calls import AttentionCall
 from regard.tracing.layers import LayerTrace
@@ -170,6 +171,13 @@ def blocks_of(loaded: Loaded) -> dict[str, nn.Module]:
     return blocks
 
 
+def _check_mechanisms(loaded: Loaded, tool: Tool) -> None:
+    """Raise `UnsupportedError` where a Transformer of ours has something that this tool does not know."""
+    reason = why_not(loaded.model.config, tool) if isinstance(loaded.model, Transformer) else None
+    if reason is not None:
+        raise UnsupportedError(f"{reason}.")
+
+
 def _check_decoder(what: str, loaded: Loaded) -> None:
     kind, head = loaded.model.kind, loaded.model.lm_head
     if kind != "decoder" or head != "language":
@@ -283,8 +291,7 @@ def readings(loaded: Loaded) -> dict[str, Reading]:
     At the first position no rotary turn moves anything: queries and keys there are outputs of a matrix.
     """
     _check_decoder("circuits are", loaded)
-    if isinstance(loaded.model, Transformer) and loaded.model.config.kept_heads is not None:
-        raise UnsupportedError("circuits are of models with all their heads. This one is pruned.")
+    _check_mechanisms(loaded, "circuits")
     inner, layers = module_of(loaded), dict[str, Reading]()
     with seeing([*_matrices(inner), *_norms(inner)]) as seen:
         traced = trace(loaded, probe(loaded, _N_TEXT), keep_v=True)
@@ -412,6 +419,7 @@ def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: in
     if distance < 0:
         raise ArgumentError(f"distance counts the positions back to the key: at least 0. Got {distance}.")
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
+    _check_mechanisms(loaded, "qk_circuits")
     vectors = _vectors(loaded)
     queries, keys = (
         vectors @ (turned(loaded, reading, side, head, at).to(vectors) @ reading.side(side).folded[head]).T

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 # id -> its claim in a few words, for a list that imports no torch
 EXPERIMENTS: dict[str, str] = {
     "variance": "dividing by the root of the dimension keeps the variance of scores at 1",
-    "temperature": "without that division softmax saturates, and its gradient dies",
+    "temperature": "without that division softmax saturates",
+    "gradient": "without that division the gradient is smaller at every size, and dies as 1/d (refuted)",
     "argmax": "hard attention cannot be trained: queries and keys get no gradient",
     "memory": "recurrence forgets with distance, attention does not",
     "bottleneck": "a fixed context fails on long inputs, attention does not",
     "heads": "several heads look in several places at once; one head cannot",
+    "order": "without positions a model cannot tell order (refuted: a causal one can)",
     "causal": "without the causal rule a model cheats by reading the next token",
     "nonlinear": "attention without softmax is cubic, not linear",
     "decoding": "multi-query divides the cache, and the bytes of a step, by the heads",

@@ -83,7 +83,7 @@ def run(lab: Lab) -> None:
     lab.draw.lines("One step: time", contexts, times, x_label, "microseconds", log="xy")
     if not lab.quick:
         slow, fast = times["multi-head"][-1], times["multi-query"][-1]
-        lab.above("at the longest context a multi-head step takes longer", slow, float(fast))
+        lab.above("at the longest context a multi-head step takes longer", slow, fast)
 
     most, least = (counted["bytes of the cache"][kind][-1] for kind in ("multi-head", "multi-query"))
     ratio = lab.exact("cache, multi-head over multi-query", most / least)

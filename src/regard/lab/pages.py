@@ -1,14 +1,18 @@
 """The report of one experiment or of all, as a page that needs nothing but itself."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 from regard.drawing.html import Markup, fragment, joined, page, picture, tag
-from regard.lab.spec import Lab
+from regard.errors import plural
+from regard.lab.spec import Lab, Outcome, Verdict
+
+MARKS: dict[Outcome, str] = {"holds": "✓", "fails": "✗", "undecided": "?"}
 
 
 def report(done: Sequence[Lab]) -> str:
     """All that was measured, with figures inside."""
-    n_confirmed = sum(run.verdict == "confirmed" for run in done)
+    counts = count_verdicts(done)
     body = []
     if len(done) > 1:
         rows = [
@@ -17,9 +21,16 @@ def report(done: Sequence[Lab]) -> str:
             for run in done
         ]  # fmt: skip
         table = tag("table", _row("th", "experiment", "claim", "verdict"), *rows)
-        body = [tag("p", f"{n_confirmed} of {len(done)} claims confirmed."), table]
+        body = [tag("p", counts), table]
     title = f"Lab: {done[0].experiment.id}" if len(done) == 1 else "Lab: every claim an experiment"
     return page(title, joined([*body, *map(_section, done)]))
+
+
+def count_verdicts(done: Sequence[Lab]) -> str:
+    """Return how many claims have each verdict, as a sentence."""
+    counts = [(verdict, sum(run.verdict == verdict for run in done)) for verdict in get_args(Verdict)]
+    said = ", ".join(f"{n} {verdict}" for verdict, n in counts if n)
+    return f"Of {plural(len(done), 'claim')}: {said}."
 
 
 def cell(done: Lab) -> str:
@@ -31,20 +42,19 @@ def _row(cell: str, *cells: object) -> Markup:
     return tag("tr", *(tag(cell, content) for content in cells))
 
 
-def _coloured(text: str, good: bool) -> Markup:
-    return tag("span", text, class_="good" if good else "bad")
+def _coloured(text: str, kind: Verdict | Outcome) -> Markup:
+    color = {"confirmed": "good", "holds": "good", "undecided": "dim"}.get(kind, "bad")
+    return tag("span", text, class_=color)
 
 
 def _verdict(done: Lab) -> Markup:
-    return _coloured(done.verdict, done.verdict == "confirmed")
+    return _coloured(done.verdict, done.verdict)
 
 
 def _section(done: Lab) -> Markup:
     experiment = done.experiment
     checks = [
-        _row(
-            "td", _coloured("✓" if check.holds else "✗", check.holds), check.what, check.rule, check.measured
-        )
+        _row("td", _coloured(MARKS[check.outcome], check.outcome), check.what, check.rule, check.measured)
         for check in done.checks
     ]
     n_holding = sum(check.holds for check in done.checks)

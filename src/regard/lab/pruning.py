@@ -48,5 +48,5 @@ def run(lab: Lab) -> None:
         )
         lab.above(f"{share:.0%} removed: taking important heads first costs more", late, 0.0)
         what = f"{share:.0%} removed: on average, random heads cost more than unimportant ones"
-        lab.above(what, float(chance), 0.0)
+        lab.above(what, chance, 0.0)
     lab.below(f"{shares[0]:.0%} can go for less than half a nat", rises["least first"][0], 0.5)

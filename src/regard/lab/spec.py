@@ -1,19 +1,22 @@
 """What an experiment is, and the rules that turn measurements into a verdict.
 
 An experiment is a file with its CLAIM, its PREDICTION and `run(lab)`, which measures, draws and checks with
-the `Lab`. Its docstring says how it is done, in the report too. What is checked last is said in the sentence
-of the verdict, which is computed: "confirmed" where every prediction holds by its rule, else "refuted". The
-rules:
+the `Lab`. Its docstring says how it is done, in the report too. Every check is decided by intervals:
 
     near     the predicted number lies within the measurement's interval, widened by a stated slack
     equal    the same up to rounding
-    above    the whole interval of one measurement lies above the other's
+    above    holds if the whole interval of one measurement lies above the other's, fails if it lies
+             below, and is undecided if they overlap
     below    likewise
+
+The verdict is computed: "refuted" if any prediction fails, "undecided" if none fails and some cannot be
+decided, "confirmed" if all hold. What is checked last is told in the verdict's sentence.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +26,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, plural
 from regard.lab.drawing import Number, Panels, interval
 
-Verdict = Literal["confirmed", "refuted"]
+Verdict = Literal["confirmed", "refuted", "undecided"]
+Outcome = Literal["holds", "fails", "undecided"]
 # Half an interval in standard errors. Chance alone leaves it once in sixteen thousand where values are many,
 # and three times in a hundred where they are only four (Student's t).
 Z = 4.0
@@ -34,7 +38,17 @@ TOLD = 3  # checks that the sentence of a verdict tells
 
 
 class Measurement(float):
-    """A number with a name and an interval; one counted, not sampled, has no width."""
+    """A number with a name and an interval; one that is counted, not sampled, has no width.
+
+    It is used as any number is, and sums, differences, products and ratios of it have intervals again. What
+    is checked must not be made plain before: a test looks for `float` and `.plain` in the arguments.
+
+    Attributes:
+        name: What was measured.
+        low: The lower end of its interval.
+        high: The upper end.
+        unit: What it is counted in.
+    """
 
     name: str
     low: float
@@ -44,30 +58,93 @@ class Measurement(float):
     def __new__(
         cls, name: str, value: Number, low: Number | None = None, high: Number | None = None, unit: str = ""
     ) -> Measurement:
-        self = super().__new__(cls, value)
+        number = _plain(value)
+        self = super().__new__(cls, number)
         self.name, self.unit = name, unit
-        self.low, self.high = (float(value if end is None else end) for end in (low, high))
+        self.low, self.high = (number if end is None else _plain(end) for end in (low, high))
         return self
+
+    @property
+    def plain(self) -> float:
+        """Return the number without its interval."""
+        return float.__float__(self)
+
+    def _combined(
+        self, other: object, how: Callable[[float, float], float], turned: bool = False
+    ) -> Measurement:
+        """Combine with a number or a measurement; every combination of their ends is in the interval."""
+        if not isinstance(other, float | int):
+            return NotImplemented  # type: ignore[no-any-return]
+        ends = [(a, b) for a in interval(self) for b in interval(other)]
+        values = [how(_plain(b), _plain(a)) if turned else how(_plain(a), _plain(b)) for a, b in ends]
+        pair = (_plain(other), self.plain) if turned else (self.plain, _plain(other))
+        return Measurement(self.name, how(*pair), min(values), max(values), self.unit)
+
+    def __add__(self, other: object) -> Measurement:
+        return self._combined(other, operator.add)
+
+    def __radd__(self, other: object) -> Measurement:
+        return self._combined(other, operator.add, turned=True)
+
+    def __sub__(self, other: object) -> Measurement:
+        return self._combined(other, operator.sub)
+
+    def __rsub__(self, other: object) -> Measurement:
+        return self._combined(other, operator.sub, turned=True)
+
+    def __mul__(self, other: object) -> Measurement:
+        return self._combined(other, operator.mul)
+
+    def __rmul__(self, other: object) -> Measurement:
+        return self._combined(other, operator.mul, turned=True)
+
+    def __truediv__(self, other: object) -> Measurement:
+        return self._combined(other, _ratio)
+
+    def __rtruediv__(self, other: object) -> Measurement:
+        return self._combined(other, _ratio, turned=True)
 
     def __str__(self) -> str:
         number = f"{self:.4g}{self.unit and ' ' + self.unit}"
         return number if self.low == self.high else f"{number} ({self.low:.3g} to {self.high:.3g})"
 
     def as_json(self) -> dict[str, float | str | None]:
-        """For a script; a number that is not finite is None."""
-        ends = {"value": float(self), "low": self.low, "high": self.high}
+        """Return it for a script; a number that is not finite is None."""
+        ends = {"value": self.plain, "low": self.low, "high": self.high}
         finite = {key: number if math.isfinite(number) else None for key, number in ends.items()}
         return {"name": self.name, **finite, "unit": self.unit}
 
 
+def _plain(number: Number) -> float:
+    """Return a number without its interval, where it has one."""
+    return number.plain if isinstance(number, Measurement) else float(number)
+
+
+def _ratio(a: float, b: float) -> float:
+    """Return a / b, and NaN for b = 0: an interval that reaches 0 bounds no ratio."""
+    return a / b if b else math.nan
+
+
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One prediction and whether it holds, with the rule that decided."""
+class LabCheck:
+    """One prediction and whether it holds, with the rule that decided.
+
+    Attributes:
+        what: The prediction, as a sentence.
+        rule: What must be so, as "above 0.5".
+        measured: What was measured, with its interval.
+        outcome: Whether it holds, fails or cannot be decided by these intervals.
+    """
 
     what: str
     rule: str
     measured: str
-    holds: bool
+    outcome: Outcome
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the prediction holds."""
+        return self.outcome == "holds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +166,7 @@ class Lab:
     quick: bool = False
     seed: int = 0
     measurements: list[Measurement] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[LabCheck] = field(default_factory=list)
     draw: Panels = field(default_factory=Panels)
     seconds: float = 0.0
 
@@ -137,47 +214,66 @@ class Lab:
         return measurement
 
     def near(self, what: str, number: Number, predicted: Number, *, slack: float = 0.0) -> None:
-        """`predicted` lies in the interval, widened by a share `slack` of it where theory is approximate."""
+        """Check that `predicted` lies in the interval, widened by a share `slack` of it."""
         room, (low, high) = slack * abs(predicted), interval(number)
         holds = low - room <= predicted <= high + room  # NaN never holds
-        rule = f"{predicted:.4g} lies in the interval" + (f", widened by {slack:.0%}" if slack else "")
-        self.checks.append(Check(what, rule, _said(number), holds))
+        rule = f"within reach of {predicted:.4g}" + (f", widened by {slack:.0%}" if slack else "")
+        self.checks.append(LabCheck(what, rule, _said(number), "holds" if holds else "fails"))
 
     def equal(self, what: str, number: Number, predicted: Number, *, rounding: float = 0.0) -> None:
-        """The same, up to `rounding` of it (of 1 where it is smaller)."""
-        holds = abs(number - predicted) <= rounding * max(1.0, abs(predicted))
-        rule = f"equals {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else " exactly")
-        self.checks.append(Check(what, rule, f"{number:.6g}", holds))
+        """Check that both are the same, up to `rounding` of it (of 1 where it is smaller)."""
+        holds = abs(_plain(number) - predicted) <= rounding * max(1.0, abs(predicted))
+        rule = f"equal to {predicted:.6g}" + (f" to {rounding:.0e}" if rounding else "")
+        self.checks.append(LabCheck(what, rule, f"{_plain(number):.6g}", "holds" if holds else "fails"))
 
     def above(self, what: str, number: Number, other: Number) -> None:
-        """Surely larger: even its lower end is above the other's upper end."""
-        self._compare(what, "above", number, other, interval(number)[0] > interval(other)[1])
+        """Check that a number is surely larger: even its lower end is above the other's upper end."""
+        self._compare(what, "above", number, other)
 
     def below(self, what: str, number: Number, other: Number) -> None:
-        """Surely smaller."""
-        self._compare(what, "below", number, other, interval(number)[1] < interval(other)[0])
+        """Check that a number is surely smaller."""
+        self._compare(what, "below", number, other)
 
-    def _compare(self, what: str, how: str, number: Number, other: Number, holds: bool) -> None:
-        name = f"{other.name}, " if isinstance(other, Measurement) else ""
-        self.checks.append(Check(what, f"surely {how} {name}{_said(other)}", _said(number), holds))
+    def _compare(self, what: str, how: Literal["above", "below"], number: Number, other: Number) -> None:
+        smaller, larger = interval(number), interval(other)
+        if how == "above":
+            smaller, larger = larger, smaller
+        outcome: Outcome = "undecided"
+        if smaller[1] < larger[0]:
+            outcome = "holds"
+        elif smaller[0] >= larger[1] or any(math.isnan(end) for end in (*smaller, *larger)):
+            outcome = "fails"  # surely the other way round, or not measurable at all
+        name = f" (“{other.name}”)" if isinstance(other, Measurement) else ""
+        self.checks.append(LabCheck(what, f"{how} {_said(other)}{name}", _said(number), outcome))
 
     @property
     def verdict(self) -> Verdict:
-        """Computed from the checks alone."""
-        return "confirmed" if all(check.holds for check in self.checks) else "refuted"
+        """Return the verdict, computed from the checks alone."""
+        outcomes = {check.outcome for check in self.checks}
+        if "fails" in outcomes:
+            return "refuted"
+        return "undecided" if "undecided" in outcomes else "confirmed"
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
-        failed = [check for check in self.checks if not check.holds]
-        if not failed:
+        """Return the verdict in one sentence."""
+        n = len(self.checks)
+        if self.verdict == "confirmed":
             seen = [f"{check.what}: {check.measured}, {check.rule}" for check in self.checks[-TOLD:]]
             return f"Confirmed: {'; '.join(seen)}."
-        first = failed[0]
-        return (
-            f"Refuted: {len(failed)} of {len(self.checks)} predictions fail, first that {first.what} "
-            f"({first.rule}): measured {first.measured}."
-        )
+        wanted = "fails" if self.verdict == "refuted" else "undecided"
+        these = [check for check in self.checks if check.outcome == wanted]
+        first = these[0]
+        if self.verdict == "refuted":
+            verb = "fails" if len(these) == 1 else "fail"
+            counted = f"{len(these)} of {plural(n, 'prediction')} {verb}"
+            return (
+                f"Refuted: {counted}. “{first.what}”: measured {first.measured}, which is not {first.rule}."
+            )
+        where = " at this length" if self.quick else ""
+        counted = f"{len(these)} of {plural(n, 'prediction')} cannot be decided"
+        may = f"measured {first.measured}, which may or may not be {first.rule}"
+        return f"Undecided{where}: {counted}. “{first.what}”: {may}."
 
     def as_json(self) -> dict[str, object]:
         """All numbers, for a script."""
@@ -186,7 +282,7 @@ class Lab:
             "verdict": self.verdict,
             "sentence": self.sentence,
             "measurements": [measurement.as_json() for measurement in self.measurements],
-            "checks": [asdict(check) for check in self.checks],
+            "checks": [asdict(check) | {"holds": check.holds} for check in self.checks],
             "notes": [self.experiment.note],
             "quick": self.quick,
             "seed": self.seed,

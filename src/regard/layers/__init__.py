@@ -10,9 +10,9 @@ from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
     Rotary,
+    RotaryCosSin,
     RotaryScaling,
     SinusoidalPositions,
-    Turn,
     sinusoidal,
 )
 
@@ -31,9 +31,9 @@ __all__ = [
     "Record",
     "RelativeBias",
     "Rotary",
+    "RotaryCosSin",
     "RotaryScaling",
     "SinusoidalPositions",
-    "Turn",
     "merge_heads",
     "sinusoidal",
     "split_heads",

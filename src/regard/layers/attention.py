@@ -18,7 +18,7 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.errors import ShapeError, UnsupportedError
 from regard.layers.cache import LayerCache
-from regard.layers.positions import Turn
+from regard.layers.positions import RotaryCosSin
 
 
 @runtime_checkable  # so that tests can check signatures that name it
@@ -136,7 +136,7 @@ class MultiHeadAttention(nn.Module):
         *,
         visible: Visibility | None = None,
         bias: Bias | None = None,
-        turn: Turn | None = None,
+        rotary: RotaryCosSin | None = None,
         cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "attention",
@@ -145,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         """The layer's output, and all weights (before dropout) where `return_weights` asks for them.
 
         `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
-        holds. `turn` is the rotary turn of these positions.
+        holds. `rotary` holds the cosines and sines of these positions.
         """
         check_input("x", x, self.model_dim, self.query.weight)
         if memory is not None:
@@ -161,8 +161,8 @@ class MultiHeadAttention(nn.Module):
             source = x if memory is None else memory
             k, v = (split_heads(project(source), self.n_kv_head) for project in (self.key, self.value))
             k = k if self.key_norm is None else self.key_norm(k)
-            k = k if turn is None else turn(k)
-        q = q if turn is None else turn(q)
+            k = k if rotary is None else rotary(k)
+        q = q if rotary is None else rotary(q)
         start, rule = 0, None
         if self.feature_map is None:
             if cache is not None and not remembered:
@@ -187,7 +187,7 @@ class MultiHeadAttention(nn.Module):
                 return_state=keep,
             )
             if cache is not None and made.state is not None:
-                cache.keep(made.state, k.shape[2])
+                cache.append_state(made.state, k.shape[2])
             heads, lse = reported(record, name, q, k, v, made.out, made.normaliser, looks), made.normaliser
         merged = merge_heads(heads)
         projected: Tensor = self.out(merged if self.gate is None else merged * torch.sigmoid(self.gate(x)))

@@ -16,7 +16,7 @@ from regard.attention.visibility import Visibility
 from regard.errors import ArgumentError
 from regard.layers.attention import MultiHeadAttention, Record
 from regard.layers.cache import LayerCache
-from regard.layers.positions import Turn
+from regard.layers.positions import RotaryCosSin
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nn.functional.relu,
@@ -90,11 +90,6 @@ class BlockConfig:
         if not self.norm_first and (self.norm_after or self.parallel):
             raise ArgumentError("norm_after and parallel are of blocks whose norms come first.")
 
-    @property
-    def writes_as_is(self) -> bool:
-        """Whether what a head gives goes through its output matrix alone into the residual stream."""
-        return self.norm_first and not self.norm_after and not self.output_gate
-
 
 def make_norm(config: BlockConfig) -> nn.Module:
     """LayerNorm or RMSNorm."""
@@ -129,7 +124,7 @@ class Block(nn.Module):
         visible: Visibility | None = None,
         memory_visible: Visibility | None = None,
         bias: Bias | None = None,
-        turn: Turn | None = None,
+        rotary: RotaryCosSin | None = None,
         cache: LayerCache | None = None,
         cross_cache: LayerCache | None = None,
         record: Record | None = None,
@@ -140,7 +135,7 @@ class Block(nn.Module):
             raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")
         if self.cross is not None and memory is None:
             raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
-        more = {"visible": visible, "bias": bias, "turn": turn, "cache": cache, "name": f"{name}.self"}
+        more = {"visible": visible, "bias": bias, "rotary": rotary, "cache": cache, "name": f"{name}.self"}
         look = partial(self.attention, record=record, **more)
         attended = self._residual(x, self.attention_norm, look, self.attention_norm_after)
         if self.parallel:

@@ -1,6 +1,6 @@
 """Keys and values of the past, kept so that decoding one token costs one token.
 
-The one thing in the library that mutates, and only in `append`, `crop`, `select` and `reorder`.
+The one thing in the library that mutates: in `append`, `append_state`, `crop`, `select` and `reorder` only.
 """
 
 import torch
@@ -42,7 +42,7 @@ class LayerCache:
         """How many positions have been read: those held, and those that were let go."""
         return self.length + self._n_gone
 
-    def keep(self, state: LinearState, n_new: int) -> None:
+    def append_state(self, state: LinearState, n_new: int) -> None:
         """Replace a linear layer's state by one that has seen `n_new` positions more."""
         self.state, self.length = state, self.length + n_new
 

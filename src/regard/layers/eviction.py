@@ -23,7 +23,7 @@ from regard.errors import ArgumentError
 from regard.layers.attention import Record, reported
 from regard.layers.cache import KVCache
 from regard.layers.layer_id import LayerId
-from regard.layers.positions import Rotary, Turn
+from regard.layers.positions import Rotary, RotaryCosSin
 
 Policy = Literal["streaming", "h2o", "snapkv"]
 
@@ -168,8 +168,8 @@ class Evicting:
         old = (here.long().cumsum(-1) - 1).clamp(min=0).gather(2, kept)
         new = (here.gather(2, kept).long().cumsum(-1) - 1).clamp(min=0)
         stay = k.gather(2, kept[..., None].expand(-1, -1, -1, k.shape[3]))
-        turn: Turn = self.rotary((new - old).flatten(0, 1))
-        return turn(stay.flatten(0, 1)[:, None])[:, 0].view_as(stay)
+        moved: RotaryCosSin = self.rotary((new - old).flatten(0, 1))
+        return moved(stay.flatten(0, 1)[:, None])[:, 0].view_as(stay)
 
     def positions(self, n_new: int) -> Int[Tensor, "_batch new"] | None:
         """Where the next tokens stand, where that is not their place in the text."""

@@ -19,7 +19,7 @@ from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
 from regard.layers.attention import Record, check_input, merge_heads, reported, rule_at, split_heads
 from regard.layers.cache import LayerCache
-from regard.layers.positions import Turn
+from regard.layers.positions import RotaryCosSin
 
 
 class LatentAttention(nn.Module):
@@ -72,13 +72,13 @@ class LatentAttention(nn.Module):
         x: Vectors,
         *,
         visible: Visibility | None = None,
-        turn: Turn | None = None,
+        rotary: RotaryCosSin | None = None,
         cache: LayerCache | None = None,
         record: Record | None = None,
         name: str = "attention",
         absorbed: bool | None = None,
     ) -> Vectors:
-        """The layer's output; `turn` is of `rotary_dim` dimensions.
+        """The layer's output; `rotary` is of `rotary_dim` dimensions.
 
         `absorbed` says in which of the two forms it is computed; by default it is where one query looks at a
         cache. `record` is given the form that ran: absorbed, queries and keys of latent_dim + rotary_dim
@@ -91,8 +91,8 @@ class LatentAttention(nn.Module):
         q = split_heads(self.query(short), self.n_head)
         q, q_rotary = q.split([self.qk_dim, self.rotary_dim], -1)
         latent, k_rotary = self.down_norm(self.down(x))[:, None], self.key_rotary(x)[:, None]
-        if turn is not None:
-            q_rotary, k_rotary = turn(q_rotary), turn(k_rotary)
+        if rotary is not None:
+            q_rotary, k_rotary = rotary(q_rotary), rotary(k_rotary)
         start = 0
         if cache is not None:
             k_rotary, latent, start = cache.append(k_rotary, latent)

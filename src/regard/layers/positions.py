@@ -110,10 +110,25 @@ class RotaryScaling:
 
 
 class Rotary(nn.Module):
-    """Queries and keys turned by an angle that grows with position (Su et al. 2021).
+    """Rotate queries and keys by an angle that grows with position (Su et al. 2021).
 
     Dimension i is paired with i + qk_dim / 2, as in Llama. Only the difference of two positions reaches
-    their dot product. With `turned`, only so many of the first dimensions turn (GPT-NeoX).
+    their dot product.
+
+    Args:
+        qk_dim: Size of a head's queries and keys.
+        base: The slowest pair makes one turn in about 2 pi times this many positions.
+        scaling: How angles are stretched for longer texts than those of training. Default: not at all.
+        rotary_dim: How many of the first dimensions are rotated (GPT-NeoX). Default: all.
+
+    Raises:
+        ShapeError: If `rotary_dim` is odd, below 2 or above `qk_dim`.
+        ArgumentError: If `base` is not above 0.
+
+    Example:
+        >>> rotate = Rotary(4)(torch.arange(3)[None])
+        >>> rotate(torch.ones(1, 1, 3, 4)).shape
+        torch.Size([1, 1, 3, 4])
     """
 
     def __init__(
@@ -122,21 +137,23 @@ class Rotary(nn.Module):
         base: float = 10_000.0,
         scaling: RotaryScaling | None = None,
         *,
-        turned: int | None = None,
+        rotary_dim: int | None = None,
     ) -> None:
         super().__init__()
-        turned = qk_dim if turned is None else turned
-        if turned < 2 or turned % 2 or turned > qk_dim:
-            what = "qk_dim" if turned == qk_dim else f"turned, at most qk_dim {qk_dim},"
-            raise ShapeError(f"rotary positions turn pairs of dimensions: {what} must be even. Got {turned}.")
+        rotary_dim = qk_dim if rotary_dim is None else rotary_dim
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > qk_dim:
+            what = "qk_dim" if rotary_dim == qk_dim else f"rotary_dim, at most qk_dim {qk_dim},"
+            raise ShapeError(
+                f"rotary positions rotate pairs of dimensions: {what} must be even. Got {rotary_dim}."
+            )
         if not base > 0:
             raise ArgumentError(f"base must be above 0. Got {base}.")
-        self.qk_dim, self.base, self.scaling, self.turned = qk_dim, base, scaling, turned
+        self.qk_dim, self.base, self.scaling, self.rotary_dim = qk_dim, base, scaling, rotary_dim
 
     def rate(
         self, device: torch.device | str | None = None, n_position: int | Tensor = 1
-    ) -> Float[Tensor, "half_turned"]:
-        """The angle, in radians, by which each pair turns from one position to the next.
+    ) -> Float[Tensor, "half_rotary_dim"]:
+        """Return the angle, in radians, by which each pair is rotated from one position to the next.
 
         Dynamic scaling asks for the length of the text, `n_position`. Not a buffer: `.to(torch.bfloat16)`
         would round it, and positions above 256 with it.
@@ -145,50 +162,52 @@ class Rotary(nn.Module):
         if self.scaling is not None and self.scaling.kind == "dynamic":
             longer = torch.as_tensor(n_position / self.scaling.original_positions).clamp(min=1.0)
             grown = self.scaling.factor * longer - (self.scaling.factor - 1)
-            base = base * grown ** (self.turned / (self.turned - 2) if self.turned > 2 else 1.0)
-        exponent = torch.arange(0, self.turned, 2, dtype=torch.float32, device=device) / self.turned
+            base = base * grown ** (self.rotary_dim / (self.rotary_dim - 2) if self.rotary_dim > 2 else 1.0)
+        exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32, device=device) / self.rotary_dim
         rate = 1.0 / base**exponent
         return rate if self.scaling is None else _stretched(rate, self.scaling, self.base)
 
     @property
     def factor(self) -> float:
-        """By what turned queries and keys are multiplied."""
+        """The factor that scales rotated queries and keys; 1 but for yarn."""
         scaling = self.scaling
         if scaling is None or scaling.kind != "yarn":
             return 1.0
         usual = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
         return usual if scaling.attention_factor is None else scaling.attention_factor
 
-    def forward(self, positions: Int[Tensor, "_batch position"]) -> Turn:
-        """The turn of each position, computed once and used by every layer."""
+    def forward(self, positions: Int[Tensor, "_batch position"]) -> RotaryCosSin:
+        """Return the rotation of each position, computed once and used by every layer."""
         longest = positions.max() + 1 if self.scaling is not None and self.scaling.kind == "dynamic" else 1
         angle = positions[..., None].float() * self.rate(positions.device, longest)
         angle = torch.cat([angle, angle], dim=-1)[:, None]
-        return Turn(angle.cos() * self.factor, angle.sin() * self.factor, self.qk_dim - self.turned)
+        return RotaryCosSin(
+            angle.cos() * self.factor, angle.sin() * self.factor, self.qk_dim - self.rotary_dim
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class RotaryCosSin:
     """Cosines and sines of the angles of some positions."""
 
-    cos: Float[Tensor, "_batch 1 position turned"]
-    sin: Float[Tensor, "_batch 1 position turned"]
-    n_still: int = 0  # the last dimensions, which stay as they are
+    cos: Float[Tensor, "_batch 1 position rotary_dim"]
+    sin: Float[Tensor, "_batch 1 position rotary_dim"]
+    n_unrotated: int = 0  # how many of the last dimensions stay as they are
 
     def __call__(self, x: Heads) -> Heads:
-        """`x` turned, in its own dtype."""
-        batch, _, n_position, turned = self.cos.shape
-        qk_dim = turned + self.n_still
+        """Return `x` rotated, in its own dtype."""
+        batch, _, n_position, rotary_dim = self.cos.shape
+        qk_dim = rotary_dim + self.n_unrotated
         if x.dim() != 4 or x.shape[2:] != (n_position, qk_dim) or batch not in (1, x.shape[0]):
             raise ShapeError(
-                f"this turn is of {n_position} positions, {qk_dim} dimensions and {batch} sequences (1: any "
-                f"number): x must be (batch, head, position, qk_dim). Got shape {tuple(x.shape)}."
+                f"this rotation is of {n_position} positions, {qk_dim} dimensions and {batch} sequences (1: "
+                f"any number): x must be (batch, head, position, qk_dim). Got shape {tuple(x.shape)}."
             )
-        half = turned // 2
-        moving = x[..., :turned]
+        half = rotary_dim // 2
+        moving = x[..., :rotary_dim]
         swapped = torch.cat([-moving[..., half:], moving[..., :half]], dim=-1)
         moved = (moving * self.cos.to(x.dtype)) + (swapped * self.sin.to(x.dtype))
-        return torch.cat([moved, x[..., turned:]], -1) if self.n_still else moved
+        return torch.cat([moved, x[..., rotary_dim:]], -1) if self.n_unrotated else moved
 
 
 def _stretched(rate: Tensor, scaling: RotaryScaling, base: float) -> Tensor:

@@ -4,8 +4,9 @@
 
 The readable `forward` says what a model computes; this computes the same for one new token of each sequence,
 to rounding. What is faster: products that all threads read at once (`packing`), q, k and v as one
-product, gate and up as one, and nothing checked twice. Attention goes through `attention` as everywhere. None
-means that something is unusual (`why_not` says what): the caller then takes `forward`.
+product, gate and up as one, and nothing checked twice. Attention is the kernel `ONE_QUERY` of the table that
+`attend` asks, called without `attend`'s checks, which `why_not` makes once for the model. None means that
+something is unusual (`why_not` says what): the caller then takes `forward`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from regard.attention import kernels
 from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import Block, FeedForward
 from regard.layers.cache import KVCache, LayerCache
-from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, SinusoidalPositions, Turn
+from regard.layers.positions import LearnedPositions, RelativeBias, Rotary, RotaryCosSin, SinusoidalPositions
+from regard.models import mechanisms
 from regard.models.packing import Product, pack
 
 if TYPE_CHECKING:
@@ -82,9 +84,9 @@ class Engine:
             if stack.relative is not None:
                 bias = stack.relative(1, start + 1, start).values.contiguous()[None, :, None]
                 added = bias if added is None else bias + added
-            turn, local_turn = model.turns(positions)
-            matrix = _matrix(turn, held.shape[-1])  # one product turns queries and keys
-            local_matrix = matrix if local_turn is turn else _matrix(local_turn, held.shape[-1])
+            rotary, local_rotary = model.rotary_cos_sin(positions)
+            matrix = _matrix(rotary, held.shape[-1])  # one product rotates queries and keys
+            local_matrix = matrix if local_rotary is rotary else _matrix(local_rotary, held.shape[-1])
             layers = zip(self.layers, stack.local, cache.layers, cache.cross, strict=True)
             for layer, local, past, across in layers:
                 x = layer(x, past, across, added, cross_added, local_matrix if local else matrix)
@@ -94,12 +96,12 @@ class Engine:
         return scores.clone()  # a tensor that may be used anywhere
 
 
-def _matrix(turn: Turn | None, dim: int) -> Tensor | None:
-    """What a turn makes of each unit vector: (dim, dim), or one for each sequence."""
-    if turn is None:
+def _matrix(rotary: RotaryCosSin | None, dim: int) -> Tensor | None:
+    """Return what the rotation makes of each unit vector: (dim, dim), or one for each sequence."""
+    if rotary is None:
         return None
-    units = torch.eye(dim)[None, :, None].expand(turn.cos.shape[0], -1, -1, -1)
-    return turn(units)[:, :, 0].squeeze(0)
+    units = torch.eye(dim)[None, :, None].expand(rotary.cos.shape[0], -1, -1, -1)
+    return rotary(units)[:, :, 0].squeeze(0)
 
 
 def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[..., Tensor]:
@@ -130,7 +132,7 @@ def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[...,
         remembered: LayerCache,
         added: Tensor | None,  # the bias where visible and -inf elsewhere
         cross_added: Tensor | None,
-        turn: Tensor | None,
+        rotary: Tensor | None,
     ) -> Tensor:
         batch = x.shape[0]
         read = norm(x) if norm_first else x
@@ -138,8 +140,8 @@ def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[...,
         qk = qkv[:, :split]
         if look.query_norm is not None and look.key_norm is not None:
             qk = torch.cat([look.query_norm(qk[:, :n_head]), look.key_norm(qk[:, n_head:])], 1)
-        if turn is not None:
-            qk = (qk.view(batch, split, dim) @ turn).unsqueeze(2)
+        if rotary is not None:
+            qk = (qk.view(batch, split, dim) @ rotary).unsqueeze(2)
         with torch.inference_mode(False), torch.no_grad():  # buffers that may be written to anywhere
             k, v, _ = past.append(qk[:, n_head:], qkv[:, split:])
         if window is not None:
@@ -170,26 +172,22 @@ def _joined(packed: Callable[..., Product], *linears: nn.Linear) -> Product:
 
 def why_not(model: Transformer) -> str | None:
     """The reason why this model takes the readable path, or None."""
-    config, block, decoder = model.config, model.config.block, model.decoder
+    config, decoder = model.config, model.decoder
     if type(model).__name__ != "Transformer":
         return f"a {type(model).__name__} may compute something else than a Transformer"
     if decoder is None or config.lm_head != "language":
         return "only a decoder with a language head generates"
+    reason = mechanisms.why_not(config, "decoding")
+    if reason is not None:
+        return reason
     blocks = cast(list[Block], list(decoder.blocks))
     looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
     weights = list(model.parameters())
     unusual = {
         "the model is in training mode": model.training,
-        "sinks, gates, feature maps, softcaps and ALiBi are left to the readable path": (
-            block.sinks or block.output_gate or block.feature_map or block.softcap or block.alibi
-        ),
-        "token types and a softcap of the head are left to the readable path": (
-            config.n_token_type or config.lm_head_softcap
-        ),
         "attention layers differ, as after pruning": (
             len({(look.n_head, look.n_kv_head, look.qk_dim, look.rule.scale) for look in looks}) > 1
         ),
-        "the attention kernel needs v_dim = qk_dim": looks[0].v_dim != looks[0].qk_dim,
         "packed weights are for float32 on the CPU": any(
             weight.device.type != "cpu" or weight.dtype != torch.float32 for weight in weights
         ),
@@ -209,7 +207,9 @@ def why_not(model: Transformer) -> str | None:
             return f"{name} is a {type(module).__name__}"
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return f"{name or 'the model'} has hooks"
-    return kernels.why_not(weights[0][None, None], weights[0][None, None], masked=True)
+    query = weights[0].new_empty(1, looks[0].n_head, 1, looks[0].qk_dim)
+    key = weights[0].new_empty(1, looks[0].n_kv_head, 1, looks[0].qk_dim)
+    return kernels.ONE_QUERY.why_not(query, key, v_dim=looks[0].v_dim, mask=True)
 
 
 # Packed weights live as long as their model, and are packed anew when it changes.

@@ -52,7 +52,7 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 @contextmanager
-def shapes_alone() -> Iterator[None]:
+def on_meta() -> Iterator[None]:
     """Modules made inside have shapes and no numbers, on the device "meta"."""
     with torch.device("meta"), _NothingDrawn():
         yield

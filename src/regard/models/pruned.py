@@ -19,6 +19,7 @@ from regard.layers.attention import MultiHeadAttention
 from regard.layers.block import BlockConfig, attention_options
 from regard.layers.cache import LayerCache
 from regard.layers.layer_id import LayerId
+from regard.models.mechanisms import why_not
 
 if TYPE_CHECKING:
     from regard.models.transformer import Transformer
@@ -34,8 +35,9 @@ class PrunedAttention(MultiHeadAttention):
     """
 
     def __init__(self, config: BlockConfig, kept: Sequence[int], *, causal: bool) -> None:
-        if config.sinks or config.alibi or config.output_gate:
-            raise UnsupportedError("heads with sinks, ALiBi or an output gate are not pruned.")
+        reason = why_not(config, "pruning")
+        if reason is not None:
+            raise UnsupportedError(f"{reason}.")
         key_head_of = [head * (config.n_kv_head or config.n_head) // config.n_head for head in kept]
         kept_kv = sorted(set(key_head_of))
         options = attention_options(config, causal=causal) | {"n_head": len(kept), "n_kv_head": len(kept_kv)}

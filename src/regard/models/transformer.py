@@ -27,11 +27,11 @@ from regard.layers.positions import (
     LearnedPositions,
     RelativeBias,
     Rotary,
+    RotaryCosSin,
     RotaryScaling,
     SinusoidalPositions,
-    Turn,
 )
-from regard.models import fast
+from regard.models import fast, mechanisms
 from regard.models.model import Model, Output, Sizes, check_tokens
 from regard.models.pruned import check_kept_heads, fit_pruned
 
@@ -48,7 +48,7 @@ class TransformerConfig:
     n_position: int | None = 512  # the longest input; None: no limit (relative positions)
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
-    rotary_dim: int | None = None  # how many dimensions of a head turn; None: all
+    rotary_dim: int | None = None  # how many dimensions of a head are rotated; None: all
     local: tuple[bool, ...] | None = None  # the decoder's layers that have `block.window`; None: all
     local_rotary_base: float | None = None  # of those layers, unscaled; None: as the others
     full_positions: bool = True  # False: layers that see everything have no positions
@@ -140,16 +140,16 @@ class BlockInputs:
     """What every block of a stack is given beside the residual stream.
 
     Attributes:
-        turn: The rotary cosines and sines of layers that see everything.
-        local_turn: Those of layers with a window.
+        rotary: The rotary cosines and sines of layers that see everything.
+        local_rotary: Those of layers with a window.
         visible: Which keys are real, where some are padding.
         memory: The encoder's output, which a decoder's cross-attention reads.
         memory_visible: Which of its positions are real.
         bias: The stack's relative positions.
     """
 
-    turn: Turn | None = None
-    local_turn: Turn | None = None
+    rotary: RotaryCosSin | None = None
+    local_rotary: RotaryCosSin | None = None
     visible: Visibility | None = None
     memory: Tensor | None = None
     memory_visible: Visibility | None = None
@@ -197,7 +197,7 @@ class Transformer(Model):
         self.rotary = self.local_rotary = None  # of all layers, and of the local ones if they differ
         if config.positions == "rotary":
             rotary = partial(
-                Rotary, block.qk_dim or block.model_dim // block.n_head, turned=config.rotary_dim
+                Rotary, block.qk_dim or block.model_dim // block.n_head, rotary_dim=config.rotary_dim
             )
             usual = rotary(config.rotary_base, config.rotary_scaling)
             self.rotary, self.local_rotary = (usual, None) if config.full_positions else (None, usual)
@@ -428,11 +428,11 @@ class Transformer(Model):
         memory_key_mask: Tensor | None = None,
     ) -> BlockInputs:
         """Compute what every block of a stack is given for queries at `positions`, the last of `n_key`."""
-        turn, local_turn = self.turns(positions)
+        rotary, local_rotary = self.rotary_cos_sin(positions)
         n_query = positions.shape[1]
         return BlockInputs(
-            turn,
-            local_turn,
+            rotary,
+            local_rotary,
             None if key_mask is None else Visibility(key_mask=key_mask),
             memory,
             None if memory_key_mask is None else Visibility(key_mask=memory_key_mask),
@@ -457,7 +457,7 @@ class Transformer(Model):
             visible=given.visible,
             memory_visible=given.memory_visible,
             bias=given.bias,
-            turn=given.local_turn if stack.local[index] else given.turn,
+            rotary=given.local_rotary if stack.local[index] else given.rotary,
             cache=cache,
             cross_cache=cross_cache,
             record=record,
@@ -465,10 +465,12 @@ class Transformer(Model):
         )
         return out
 
-    def turns(self, positions: Int[Tensor, "_batch position"]) -> tuple[Turn | None, Turn | None]:
-        """The rotary turns of these positions: of the layers that see everything, and of the local ones."""
-        turn = None if self.rotary is None else self.rotary(positions)
-        return turn, turn if self.local_rotary is None else self.local_rotary(positions)
+    def rotary_cos_sin(
+        self, positions: Int[Tensor, "_batch position"]
+    ) -> tuple[RotaryCosSin | None, RotaryCosSin | None]:
+        """Return the rotations of these positions: for layers that see everything, and for local ones."""
+        rotary = None if self.rotary is None else self.rotary(positions)
+        return rotary, rotary if self.local_rotary is None else self.local_rotary(positions)
 
     def embed(
         self,
@@ -583,20 +585,7 @@ class TransformerDecoding:
 
 
 def check_evicts(config: TransformerConfig) -> None:
-    """Raise unless a cache of this model can let positions go."""
-    block, scaling = config.block, config.rotary_scaling
-    reasons = {
-        "an encoder-decoder reads its prompt with the encoder": config.kind != "decoder",
-        "linear attention keeps a sum of the past, not its positions": block.feature_map is not None,
-        f"a window of {block.window} or ALiBi counts positions that would be gone": (
-            block.window is not None or block.alibi
-        ),
-        "dynamic and yarn scaling turn keys by more than their positions": (
-            scaling is not None and scaling.kind in ("dynamic", "yarn")
-        ),
-        "pruned layers may have keys that no even group of heads shares": config.kept_heads is not None,
-        "relative positions are counted over all keys": config.positions == "relative",
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")
+    """Raise `UnsupportedError` unless a cache of this model can drop positions."""
+    reason = mechanisms.why_not(config, "eviction")
+    if reason is not None:
+        raise UnsupportedError(f"Evict is for decoders that look at all of the past: {reason}.")

@@ -9,7 +9,6 @@ are recognised and kept as a flag, a number or a line of numbers; what is none o
 """
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.attention.kernels import GIVES_LOG_SUM_EXP
 from regard.attention.linear import Rule
 from regard.attention.scores import Bias, DenseBias, DistanceBias, ScoreRule
 from regard.attention.shapes import row_blocks
@@ -29,7 +29,6 @@ from regard.tracing.layers import Shape, all_scores
 # A mask in our terms: who sees whom, what is added, and (batch, head, query) rows that a finite number hides.
 Read = tuple[Visibility, Bias | None, Tensor | None]
 
-_KERNELS = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)")
 # What transformers calls the arguments that `read_call` has.
 _REGISTERED = {"dropout": "dropout_p", "scaling": "scale", "softcap": "softcap", "s_aux": "sink"}
 _FEW = 1 << 18  # scores: summed in less time than the layer around them takes
@@ -60,6 +59,17 @@ class AttentionCall:
     weights: Tensor | None = None  # (batch, head, query, key)
     scores: Tensor | None = None
     before: int = 0  # queries that the layer has had in this call of the model
+    # Of attention written by hand: computes its weights once more, the softmaxes they are of, and whether it
+    # was measured which of its dimensions are heads.
+    rewrite: Callable[[], Any] | None = None
+    lost: tuple[Any, ...] = ()
+    layout_sure: bool = True
+    # A layer whose weights meet several values: the same token for all, which use it is, and where its
+    # values begin.
+    token: Any = None
+    use: int = 0
+    v_start: int = 0
+    whole: bool = False  # the model was given no cache
 
     @property
     def shape(self) -> Shape:
@@ -77,8 +87,10 @@ class AttentionCall:
             return self.scores[:, heads, rows]
         if not isinstance(self.rule, ScoreRule) or self.q is None or self.k is None:
             raise UnsupportedError(
-                f"{self.name} has no scores that are known (linear attention forms none): its edges cannot "
-                "be cut, nor its scores exchanged. A head of it can be gated, and its outputs patched."
+                f"{self.name} has no scores that are known here ("
+                + ("linear attention forms none" if self.rule is not None else "its softmax was not seen")
+                + "): its edges cannot be cut, nor its scores exchanged. A head of it can be gated, and its "
+                "outputs patched."
             )
         k = of_heads(self.k, heads, self.q.shape[1])
         return self.rule.part(heads, None).scores(self.q[:, heads], k, rows)
@@ -115,7 +127,7 @@ class LogSumExp(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _KERNELS.match(func.__name__):
+        if GIVES_LOG_SUM_EXP.match(func.__name__):
             self.lse = out[1]
         return out
 
@@ -149,7 +161,13 @@ def read_call(
         attn_mask = _four(attn_mask, lead, False)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     k, v = without_repeats(q, k, v)
-    visible, bias, uniform_rows = read_mask(masks, attn_mask, shape)
+    size = 0.0
+    if attn_mask is not None and attn_mask.is_floating_point():
+        longest_q, longest_k = (
+            float(torch.linalg.vector_norm(t.detach().float(), dim=-1).max()) for t in (q, k)
+        )
+        size = longest_q * longest_k * abs(scale if scale is not None else q.shape[3] ** -0.5)
+    visible, bias, uniform_rows = read_mask(masks, attn_mask, shape, size)
     visible = Visibility(causal=True) & visible if is_causal else visible
     rule = ScoreRule(scale=scale, visible=visible, bias=bias, softcap=softcap, sink=sink)
 
@@ -187,7 +205,7 @@ def refuse_dropout(dropout: float) -> None:
         )
 
 
-def row_sums(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
+def log_sum_exp(called: AttentionCall, kernel: Tensor | None, few: int = _FEW) -> Tensor:
     """The log-sum-exp of every row of a call; `kernel` are those of a kernel, where there was one.
 
     Scores may be so large that rounding of their sum shows in weights. If they are `few` enough, they are
@@ -245,7 +263,7 @@ def without_repeats(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k[:, ::group], v[:, ::group]
 
 
-def read_mask(known: Any, mask: Tensor | None, shape: Shape) -> Read:
+def read_mask(known: Any, mask: Tensor | None, shape: Shape, score_size: float = 0.0) -> Read:
     """What a mask of a call with (batch, head, query, key) says; None hides nothing.
 
     As `scaled_dot_product_attention` takes it: boolean (True = may look) or added to scores. It is read once:
@@ -255,13 +273,15 @@ def read_mask(known: Any, mask: Tensor | None, shape: Shape) -> Read:
         return Visibility(), None, None
     # A slice of the same table is another object for every layer, of the same base.
     read = known.setdefault(mask if mask._base is None else mask._base, {})
-    key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, mask._version, shape)
+    size = 2.0 ** math.ceil(math.log2(score_size)) if 1 < score_size < 1e30 else min(1.0, score_size)
+    version = 0 if mask.is_inference() else mask._version
+    key = (mask.data_ptr(), mask.shape, mask.stride(), mask.dtype, version, shape, size)
     if key not in read:
         table = _unrepeated(mask.detach(), shape)
         if table.dtype == torch.bool:
             read[key] = read_visible(table, shape[2]), None, None
         else:
-            hides = hidden_by(table)
+            hides = hidden_by(table, size)
             visible, bias = read_visible(~hides, shape[2]), table.masked_fill(hides, 0.0)
             softly_blind = (hides.all(-1) & table.isfinite().any(-1)).expand(-1, -1, shape[2])
             read[key] = (

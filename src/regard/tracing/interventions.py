@@ -28,16 +28,19 @@ from regard.attention.shapes import row_blocks, whole_index
 from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.layer_id import nth_call
 from regard.models.model import Model
+from regard.tracing.by_hand import Rewrite
 from regard.tracing.calls import AttentionCall, of_heads
-from regard.tracing.layers import LayerTrace
+from regard.tracing.layers import AnyLayer, LayerTrace
+from regard.tracing.layout import Layout
 from regard.tracing.take import module_of
 from regard.tracing.traces import Trace
-from regard.tracing.watch import ReplaceOutput, around_calls, watching
+from regard.tracing.watch import ReplaceOutput, around_calls, doubtful_layers, measure_layouts, watching
 
 At = int | slice | Sequence[int] | None  # one place, several, or all
 What = Literal["outputs", "weights", "scores"]
 # Given a call and the outputs (batch, head, rows, v_dim) of these heads and rows: what takes their place.
 New = Callable[[AttentionCall, Tensor, list[int], slice], Tensor]
+Edit = Callable[..., None]  # given a call, its `Rewrite`, the cells that are meant, their heads and rows
 
 
 class InterventionRun:
@@ -48,8 +51,12 @@ class InterventionRun:
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
         self._patches: dict[str, list[tuple[Tensor, At, At]]] = {}  # of modules: by what, queries, sequences
+        self._known_layouts: dict[Any, dict[str, Layout]] = {}  # by the shapes of what the model is given
+        self._certain = isinstance(getattr(getattr(model, "config", None), "model_type", None), str)
         self._kept: dict[str, Tensor | None] = {}  # outputs of modules, of the last call
         self._n_call = 0
+        self._whole = False  # whether this call has no cache
+        self._of_outputs: list[tuple[AttentionCall, list[Change]]] = []  # of this call: what changed outputs
 
     def knock_out(
         self,
@@ -67,7 +74,8 @@ class InterventionRun:
         heads. `renormalise=False` leaves the other weights as they are. Queries are positions in the whole
         text, also where a cache feeds it step by step; -1 is the last of every call.
         """
-        self._add(Change(partial(_cut, key, renormalise), layer, head, query, key, batch))
+        edit = partial(_cut_scores, key, renormalise)
+        self._add(Change(partial(_cut, key, renormalise), layer, head, query, key, batch, edit=edit))
 
     def gate(
         self,
@@ -84,7 +92,17 @@ class InterventionRun:
         `toward` (head, v_dim) fills what the gate takes away: with `by=0` and `head_means` of some texts this
         is mean ablation.
         """
-        self._add(Change(partial(_gated, by, toward), layer, head, query, None, batch))
+        self._add(
+            Change(
+                partial(_gated, by, toward),
+                layer,
+                head,
+                query,
+                None,
+                batch,
+                toward is not None or isinstance(by, Tensor),
+            )
+        )
 
     def patch(
         self,
@@ -115,7 +133,10 @@ class InterventionRun:
                     f"Got {type(source).__name__}."
                 )
             new: Any = _given if isinstance(source, Tensor) else _traced
-            self._add(Change(partial(new, source, what, key), layer, head, query, key, batch))
+            edit = None
+            if isinstance(source, Trace) and what != "outputs":
+                edit = partial(_put_traced, source, what)
+            self._add(Change(partial(new, source, what, key), layer, head, query, key, batch, True, edit))
         elif module is not None:
             if isinstance(source, Trace):
                 raise ArgumentError(
@@ -167,8 +188,12 @@ class InterventionRun:
         self.changes.append(change)
 
     def _no_layer(self, layer: int | str) -> str:
-        seen = ", ".join(self.layers) or "none"
-        return f"there is no attention layer {layer!r}: layers are numbers from 0, or {seen}."
+        if not self.layers:
+            return f"there is no attention layer {layer!r}: no attention was seen that can be changed."
+        last = f"0 to {len(self.layers) - 1}" if len(self.layers) > 1 else "0"
+        return (
+            f"there is no attention layer {layer!r}: there are {last}, or by name {', '.join(self.layers)}."
+        )
 
     def _hook(self, name: str) -> list[tuple[Tensor, At, At]]:
         """The patches of a module, whose output is seen from now on."""
@@ -204,9 +229,23 @@ class InterventionRun:
             out = changed
         return out if isinstance(given, Tensor) else (out, *given[1:])
 
+    def _layouts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Layout]:
+        """What are sequences and what heads, measured where a change names some and it is not sure."""
+        if isinstance(self._model, Model) or not any(change.tells_heads_apart for change in self.changes):
+            return {}
+        shapes = tuple(tuple(v.shape) if isinstance(v, Tensor) else None for v in (*args, *kwargs.values()))
+        if shapes not in self._known_layouts:
+            plain = all(isinstance(v, Tensor | int | float | str | None) for v in (*args, *kwargs.values()))
+            doubts: dict[str, int | None] = {}
+            if plain and not self._certain:
+                doubts = doubtful_layers(self._model, args, kwargs)
+            self._known_layouts[shapes] = measure_layouts(self._model, args, kwargs) if doubts else {}
+        return self._known_layouts[shapes]
+
     def _one_call(self) -> ReplaceOutput:
         """What is asked, in one call of the model, for the outputs of each layer."""
         seen: list[str] = []
+        tokens: dict[Any, str] = {}  # of layers whose weights may meet other values
         n_query: Counter[str] = Counter()  # of each layer so far: a recurrent decoder looks word by word
         self._n_call += 1
 
@@ -214,17 +253,56 @@ class InterventionRun:
             if isinstance(self._model, Model):
                 called = replace(called, before=n_query[called.name])
                 n_query[called.name] += called.shape[2]
+            elif called.token is not None and called.token in tokens:
+                called = replace(called, name=tokens[called.token])
             else:
                 called = replace(called, name=nth_call(called.name, seen))
+            called = replace(called, whole=self._whole and called.weights is not None)
             seen.append(called.name)
+            if called.token is not None:
+                tokens[called.token] = called.name
             if called.name not in self.layers:
                 self.layers.append(called.name)
-            for change in self.changes:
-                if change.layer in (called.name, self.layers.index(called.name)):
-                    out = change(called, out)
+            mine = [one for one in self.changes if one.layer in (called.name, self.layers.index(called.name))]
+            if not mine:
+                return out
+            if not called.layout_sure and any(one.tells_heads_apart for one in mine):
+                raise UnsupportedError(
+                    f"{called.name}: which dimensions of its weights are sequences and which are heads could "
+                    "not be measured here. Leave out head and batch, or call the model with tensors alone."
+                )
+            if called.rewrite is not None:
+                edits = [one for one in mine if one.edit is not None]
+                mine = [one for one in mine if one.edit is None]
+                if edits and not called.use:  # later uses of the weights are given the new ones
+                    self._gone(called, edits, "leaves PyTorch")
+                    rewrite = called.rewrite()
+                    took_place = [one.rewritten(called, rewrite) for one in edits]
+                    if any(took_place):
+                        out = called.to_heads(rewrite.run())
+            if mine:
+                self._of_outputs.append((called, mine))
+            for change in mine:
+                out = change(called, out)
             return out
 
         return put
+
+    def _called(self) -> None:
+        """Raise where weights had a use that a change of outputs did not reach."""
+        seen, self._of_outputs = self._of_outputs, []
+        for called, changes in seen:
+            self._gone(called, changes)
+
+    def _gone(self, called: AttentionCall, changes: list[Change], word: str = "") -> None:
+        for use in called.lost:
+            lost = [how for how in use.lost if word in how]
+            if lost:
+                raise UnsupportedError(
+                    f"{called.name}: its weights are also used by {lost[0]}, which a change of "
+                    f"{'weights' if word else 'outputs'} does not reach: "
+                    + ("nothing of it can be changed." if word else "cut edges, or patch weights.")
+                )
 
     def _end(self) -> None:
         """Raise where a change did not take place."""
@@ -256,9 +334,23 @@ def intervene(model: Any, *, this_thread: bool = False) -> Iterator[Intervention
     module = module_of(model)
     with ExitStack() as hooks:
         run = InterventionRun(module, threading.get_ident() if this_thread else None, hooks)
-        with around_calls(module, lambda *_: watching(module, None, run._one_call()), run._thread):
+        with around_calls(module, partial(_changed_call, module, run), run._thread):
             yield run
     run._end()
+
+
+@contextmanager
+def _changed_call(
+    module: nn.Module, run: InterventionRun, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """A block around one call of the model, in which the changes of a run take place."""
+    layouts = run._layouts(args, kwargs)
+    run._whole = all(
+        isinstance(value, Tensor | int | float | str | None) for value in (*args, *kwargs.values())
+    )
+    with watching(module, None, run._one_call(), layouts=layouts):
+        yield
+    run._called()
 
 
 @dataclass(slots=True, eq=False)
@@ -274,6 +366,8 @@ class Change:
     query: At
     key: At
     batch: At
+    of_each: bool = False  # something else for each head and sequence
+    edit: Edit | None = None  # changes weights where they are computed, of attention written by hand
     times: int = field(default=0, init=False)  # how often it took place
     _n_key: int = field(default=0, init=False)  # of the call before
 
@@ -298,11 +392,39 @@ class Change:
             changed[(*at, torch.arange(block.start, block.stop))] = new[batch].to(changed.dtype)
         return changed
 
+    @property
+    def tells_heads_apart(self) -> bool:
+        """Whether it must be known which dimensions are heads and which are sequences."""
+        return self.of_each or self.head is not None or self.batch is not None
+
+    def rewritten(self, called: AttentionCall, rewrite: Rewrite) -> bool:
+        """Change weights where they are computed; whether there was anything to change."""
+        n_batch, n_head, n_query, n_key = called.shape
+        called = replace(called, before=self._first(called))
+        rows = _positions(self.query, n_query, called.before)
+        heads = _places("head", self.head, n_head, called.name)
+        batch = _places("batch", self.batch, n_batch, called.name)
+        keys = _positions(self.key, n_key)
+        if not rows or not keys:
+            return False
+        self.times += 1
+        assert called.weights is not None
+        sides = [torch.zeros(size, dtype=torch.bool) for size in called.shape]
+        for side, places in zip(sides, (batch, heads, rows, keys), strict=True):
+            side[places] = True
+        of_batch, of_head, of_row, of_key = sides
+        chosen = of_batch[:, None, None, None] & of_head[:, None, None] & of_row[:, None] & of_key
+        assert self.edit is not None
+        self.edit(called, rewrite, chosen.to(called.weights.device), heads, rows)
+        return True
+
     def _first(self, called: AttentionCall) -> int:
         """The position of the first query, after what a cache held; refused where that is not known."""
         n_query, n_key = called.shape[2:]
         before, self._n_key = self._n_key, n_key
         if called.kind == "cross" or n_query == n_key:
+            return called.before
+        if not before and called.whole:  # no cache: its rows are the queries of this call, counted from 0
             return called.before
         if before + n_query != n_key and not (self.query is None or self.query == -1):
             raise UnsupportedError(
@@ -313,19 +435,63 @@ class Change:
         return n_key - n_query
 
 
+def _cut_scores(
+    key: At, renormalise: bool, called: AttentionCall, rewrite: Rewrite, chosen: Tensor, *_: object
+) -> None:
+    """Give the model's own softmax scores of -inf, or take weights out of what it gave."""
+    if renormalise and key is not None:
+        rewrite.mask(chosen)
+    else:
+        rewrite.zero(chosen)
+
+
+def _put_traced(
+    trace: Trace,
+    what: What,
+    called: AttentionCall,
+    rewrite: Rewrite,
+    chosen: Tensor,
+    heads: list[int],
+    rows: list[int],
+) -> None:
+    """Put weights or scores of a trace in the place of the model's own."""
+    layer = trace.layer(called.name)
+    _check_source(layer, called, heads, max(rows) + called.before + 1, what)
+    new = chosen.new_zeros((layer.n_batch, *called.shape[1:]), dtype=torch.float32)
+    for block in _blocks(rows, layer.n_batch * len(heads) * layer.n_key):
+        at = slice(block.start + called.before, block.stop + called.before)
+        if what == "weights":
+            some = torch.cat([layer.block(head, at, slice(0, layer.n_key)) for head in heads], 1)
+        elif isinstance(layer, LayerTrace):
+            source = AttentionCall(layer.name, layer.kind, None, None, q=layer.q, k=layer.k, rule=layer.rule)
+            some = source.scores_of(heads, at)
+        else:
+            raise UnsupportedError(f"{called.name} has no scores that are known in the source.")
+        new = new.to(some.dtype)
+        new[:, heads, block] = some
+    (rewrite.put if what == "weights" else rewrite.put_scores)(new.expand(called.shape), chosen)
+
+
+def _check_source(layer: AnyLayer, called: AttentionCall, heads: list[int], end: int, what: What) -> None:
+    """Raise where a layer of a trace does not have what is to be put in the place of a call's own."""
+    if layer.n_head <= max(heads) or layer.n_query < end or layer.n_batch not in (1, called.shape[0]):
+        raise ShapeError(
+            f"{called.name} has (batch, head, query) = {called.shape[:3]} here and {layer.shape[:3]} in "
+            "the source: batches must be equal or 1, and every place that is patched must be there."
+        )
+    if what != "outputs" and layer.n_key != called.shape[3]:
+        raise ShapeError(
+            f"{called.name} has {called.shape[3]} keys here and {layer.n_key} in the source: weights and "
+            "scores can be exchanged between texts of one length only."
+        )
+
+
 def _cut(
     key: At, renormalise: bool, called: AttentionCall, out: Tensor, heads: list[int], rows: slice
 ) -> Tensor:
     """Outputs without these keys: the rest of a row shares what they had."""
     hidden = torch.zeros(called.shape[3], dtype=torch.bool, device=out.device)
     hidden[_positions(key, called.shape[3])] = True
-    if called.weights is not None:
-        before = called.weights[:, heads, rows]
-        weights = before.masked_fill(hidden, 0.0)
-        if renormalise:  # a row keeps its sum: 1, or less where a sink takes part
-            left = weights.sum(-1, keepdim=True)
-            weights = weights * torch.where(left == 0, 0.0, before.sum(-1, keepdim=True) / left)
-        return called.attended(weights, heads)
     scores = called.scores_of(heads, rows)
     sums = None if renormalise else called.sums(scores, heads)
     return called.attended(called.softmax(scores.masked_fill(hidden, -math.inf), heads, sums), heads)
@@ -357,16 +523,7 @@ def _traced(
     """Outputs by the outputs, weights or scores of a trace."""
     layer = trace.layer(called.name)
     at = slice(rows.start + called.before, rows.stop + called.before)
-    if layer.n_head <= max(heads) or layer.n_query < at.stop or layer.n_batch not in (1, called.shape[0]):
-        raise ShapeError(
-            f"{called.name} has (batch, head, query) = {called.shape[:3]} here and {layer.shape[:3]} in "
-            "the source: batches must be equal or 1, and every place that is patched must be there."
-        )
-    if what != "outputs" and layer.n_key != called.shape[3]:
-        raise ShapeError(
-            f"{called.name} has {called.shape[3]} keys here and {layer.n_key} in the source: weights and "
-            "scores can be exchanged between texts of one length only."
-        )
+    _check_source(layer, called, heads, at.stop, what)
     if what == "scores":
         if not isinstance(layer, LayerTrace):
             raise UnsupportedError(f"{called.name} has no scores that are known in the source.")
@@ -379,8 +536,15 @@ def _traced(
     if what == "weights":
         return called.attended(weights, heads).expand_as(out)
     if layer.v is None:
-        raise ArgumentError("the source has no values: trace it with keep_v=True, or patch weights.")
-    return (weights @ of_heads(layer.v, heads, layer.n_head).to(weights.dtype)).expand_as(out)
+        raise ArgumentError(
+            f"the source has no values of {called.name}: trace it with keep_v=True, or patch weights."
+        )
+    v = layer.v[..., called.v_start : called.v_start + out.shape[3]]  # of this use, where there are several
+    if v.shape[3] != out.shape[3]:
+        raise ShapeError(
+            f"{called.name} has values of {out.shape[3]} numbers here and {v.shape[3]} in the source."
+        )
+    return (weights @ of_heads(v, heads, layer.n_head).to(weights.dtype)).expand_as(out)
 
 
 def _given(

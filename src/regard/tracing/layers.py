@@ -42,6 +42,7 @@ Shape = tuple[int, int, int, int]  # (batch, head, query, key)
 LogProduct = tuple[Float[Tensor, "_head query wider"], Float[Tensor, "_kv_head key wider"]]
 
 LARGE = 1 << 26  # weights: a whole matrix above this is worth a warning (256 MiB in float32)
+TOO_LARGE = 1 << 32  # and one above this is refused (16 GiB)
 BLOCK = 1 << 20  # weights worked on at once: near the caches, and enough to hide a block's other cost
 MOST_ROWS = 128
 
@@ -145,6 +146,12 @@ class AnyLayer(Data, ABC):
         n_weight = n_matrix * self.n_query * self.n_key
         if n_weight > LARGE:
             which = "one head's matrix" if n_matrix == 1 else f"{n_matrix} matrices"
+            if n_weight > TOO_LARGE:
+                raise ArgumentError(
+                    f"{which} of {self.n_query} x {self.n_key} weights would take "
+                    f"{n_weight * 4 / 2**30:.0f} GiB in float32: ask for a part with "
+                    "tile, row or column, or an overview with pooled."
+                )
             warnings.warn(
                 f"{which} of {self.n_query} x {self.n_key} weights takes "
                 f"{n_weight * 4 / 2**20:.0f} MiB in float32: use tile, row, column or pooled.",
@@ -492,6 +499,7 @@ class DenseLayerTrace(AnyLayer):
     values: Float[Tensor, "batch head query key"]
     kind: Kind = "self"
     visibility: Visibility | None = None
+    v: Float[Tensor, "batch kv_head key v_dim"] | None = None  # where values were kept
     word: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ The forward pass runs once, with the attention it would have run with; queries, 
 """
 
 import inspect
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,13 +36,14 @@ from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
 from regard.tracing.sounds import is_sound, read_sound, takes_sound, written_ids
 from regard.tracing.traces import Grid, Plain, Timeline, Trace, TraceChecks
-from regard.tracing.watch import attention_layers, uncompiled, watching
+from regard.tracing.watch import attention_layers, measure_layouts, uncompiled, watching
 
 _NO_ANSWER = (
     "an encoder-decoder answers: give `target`, the answer, or use trace_generation to have it written by "
     "the model."
 )
 Layers = Sequence[int | str] | None  # by index or name; None: all
+_DEAR = 2.0  # seconds: a model that takes as long is not run again to measure what are heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +112,7 @@ def observe(
     if isinstance(module, Model):
         attention_layers(module)  # raises where one drops weights
         fed = our_input(module, given, target, tokenizer, start)
+        _refuse_empty(fed)
         if not module.attention_names:
             raise TraceError("this model has no attention layer: there is nothing to trace.")
         wanted = None if layers is None else wanted_layers(module.attention_names, layers)
@@ -129,7 +132,9 @@ def observe(
         given["decoder_input_ids"] = written_ids(module, given["input_features"], target, tokenizer)
         target = None
     fed = foreign_input(module, given, target, tokenizer)
+    _refuse_empty(fed)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
+    began = time.perf_counter()
     try:
         with _noting_answer(module, fed, answer), watching(module, recorder):
             output = module(*fed.args, **fed.kwargs)
@@ -137,6 +142,13 @@ def observe(
         if not _both(module) or target is not None or "decoder" not in str(error):
             raise
         raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
+    if recorder.doubts and not recorder.keep_graph:
+        recorder = _measured(module, fed, recorder, time.perf_counter() - began, layers, options)
+    if recorder.doubts:
+        recorder.remarks["layout"] = (
+            "which dimensions of weights are sequences and which are heads is assumed, not measured, in "
+            f"{', '.join(recorder.doubts)}"
+        )
     if answer:
         fed = replace(fed, ids=answer[0], source_ids=fed.ids, key_mask=None, source_key_mask=fed.key_mask)
     if not recorder.seen and not recorder.keep_graph:
@@ -144,6 +156,10 @@ def observe(
     if not recorder.seen:
         not_seen = recorder.remarks.get("not_seen")
         unfollowed = f" Not followed: {not_seen}." if not_seen else ""
+        others = recorder.remarks.get("other_softmax")
+        unfollowed += f" Softmaxes that met no values: in {others}." if others else ""
+        if not unfollowed:
+            unfollowed = " No softmax of it was seen."
         raise TraceError(
             f"{type(module).__name__} made no attention call that can be seen: traced are "
             "F.scaled_dot_product_attention, nn.MultiheadAttention, flex_attention, the attention registry "
@@ -157,6 +173,26 @@ def observe(
     if fed.ids is None:
         fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
+
+
+def _measured(
+    module: nn.Module,
+    fed: ModelInput,
+    recorder: Recorder,
+    seconds: float,
+    layers: Layers,
+    options: dict[str, Any],
+) -> Recorder:
+    """The recorder of a run in which it is known what are heads, as far as that can be measured."""
+    if seconds > _DEAR:
+        return recorder
+    layouts = measure_layouts(module, fed.args, fed.kwargs)
+    if not layouts:
+        return recorder
+    again = Recorder(layers=layers, **options)
+    with torch.no_grad(), watching(module, again, layouts=layouts):
+        module.forward(*fed.args, **fed.kwargs)  # not through hooks: for those who look on, the model has run
+    return again
 
 
 def assemble(recorder: Recorder, fed: ModelInput, tokenizer: Any, facts: Mapping[str, Plain]) -> Trace:
@@ -254,6 +290,8 @@ def foreign_input(model: nn.Module, given: Any, target: Any, tokenizer: Any) -> 
             given["attention_mask"] = read.key_mask.long()
     if isinstance(given, Tensor) and target is not None:
         given = {"input_ids": given}
+    if isinstance(given, Mapping) and target is None and _takes_one(model, given):
+        return model_input(({name: array(value) for name, value in given.items()},), {})
     if isinstance(given, Mapping):
         kwargs = {name: array(value) for name, value in given.items()}
         if target is not None:
@@ -281,6 +319,23 @@ def model_input(
     if answer is None:
         return ModelInput(args, kwargs, ids, key_mask=key_mask, text=text)
     return ModelInput(args, kwargs, answer, ids, answer_key_mask, key_mask, text)
+
+
+def _refuse_empty(fed: ModelInput) -> None:
+    """Raise where a model is given no sequence, or sequences of no position."""
+    for value in (*fed.args, *fed.kwargs.values()):
+        if isinstance(value, Tensor) and value.dim() and not value.numel():
+            raise ArgumentError(f"there is nothing to attend to: an input has shape {tuple(value.shape)}.")
+
+
+def _takes_one(model: nn.Module, given: Mapping[str, Any]) -> bool:
+    """Whether a model is given a mapping as its one argument, not by the names of its arguments."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return False
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    needed = [one for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return not named and len(needed) == 1 and not {one.name for one in parameters} & set(given)
 
 
 def _both(model: nn.Module) -> bool:

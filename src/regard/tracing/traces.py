@@ -33,7 +33,15 @@ from regard.tracing.pooling import Pooling, block_ends, pooled_max
 Plain = str | int | float | bool | None
 Which = int | str  # a layer, by index or name
 
-_MARKS = ("unverified", "not_seen", "changed", "as_returned")  # facts that say what the trace is not
+_MARKS = (
+    "unverified",
+    "not_seen",
+    "changed",
+    "also_used",
+    "layout",
+    "as_returned",
+    "other_softmax",
+)  # facts that say what the trace is not
 _SMALL = 40  # blocks of a small picture
 _SMALL_COST = 1 << 28  # weights read for them: about a second's work
 
@@ -311,7 +319,12 @@ class Trace(Data):
         of_source = (axis == 3 and layer.kind == "cross") or self._in_encoder(layer)
         lines = (of_source and self.source_tokens) or self.tokens
         line = lines[batch] if batch < len(lines) else ()  # a layer may have cut its sequences into windows
-        return line if len(line) == layer.shape[axis] else tuple(map(str, range(layer.shape[axis])))
+        size = layer.shape[axis]
+        # Queries of a step with a cache, or of a chunk, stand at later positions.
+        start = layer.visibility.start if axis == 2 and layer.visibility is not None else 0
+        if start and start + size <= len(line):
+            return line[start : start + size]
+        return line if len(line) == size else tuple(map(str, range(start, start + size)))
 
     def _about(self) -> dict[str, str]:
         """What it is of, in a few words each."""

@@ -19,14 +19,17 @@ their `forward` runs twice, to be seen and for its result.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
+from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -42,7 +45,7 @@ from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
 from regard.layers.latent import LatentAttention
-from regard.layers.layer_id import Kind, LayerId
+from regard.layers.layer_id import Kind, LayerId, nth_call
 from regard.models.model import Model
 from regard.models.seq2seq import DotAttention
 from regard.tracing import by_hand
@@ -50,11 +53,12 @@ from regard.tracing.calls import (
     AttentionCall,
     LogSumExp,
     as_it_is,
+    log_sum_exp,
     read_call,
     read_registered,
     refuse_dropout,
-    row_sums,
 )
+from regard.tracing.layout import Layout, measured, usual
 from regard.tracing.recorder import Recorder
 
 # Given a call of attention and the outputs of its heads; answers with those that take their place.
@@ -68,22 +72,26 @@ _FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttentio
 _CALLED_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
 
 # Of this thread; the innermost last.
-_interceptors: ContextVar[tuple[AttentionInterceptor, ...]] = ContextVar(
-    "interceptors", default=()
-)  # of this thread; the innermost last
+_interceptors: ContextVar[tuple[AttentionInterceptor, ...]] = ContextVar("interceptors", default=())
 
 
 @contextmanager
 def watching(
-    model: nn.Module, recorder: Recorder | None, change: ReplaceOutput | None = None
-) -> Iterator[None]:
+    model: nn.Module,
+    recorder: Recorder | None,
+    change: ReplaceOutput | None = None,
+    *,
+    layouts: Mapping[str, Layout] | None = None,
+    raw: dict[str, Tensor] | None = None,
+) -> Iterator[AttentionInterceptor]:
     """A block in which every attention that `model` computes in this thread is seen.
 
     It goes to `recorder`; then `change` says what takes the place of its output.
     """
-    interceptor = AttentionInterceptor(model, recorder, change)
+    interceptor = AttentionInterceptor(model, recorder, change, layouts, raw)
     with ExitStack() as stack:
         reporting = _reporting(model, recorder, change)
+        stack.enter_context(_other_threads(interceptor))
         for part in (uncompiled(), reporting, _fast_paths(model), _registered(), interceptor):
             stack.enter_context(part)
         _interceptors.set((*_interceptors.get(), interceptor))
@@ -93,9 +101,70 @@ def watching(
                 tuple(other for other in _interceptors.get() if other is not interceptor)
             )
         )
-        yield
+        yield interceptor
     if recorder is not None:
+        for called in interceptor.unmet():
+            recorder.add(called)
         recorder.remarks |= interceptor.remarks(model, recorder.seen)
+        recorder.doubts = interceptor.doubts
+
+
+@contextmanager
+def _other_threads(interceptor: AttentionInterceptor) -> Iterator[None]:
+    """A block that notes modules of the model which run in threads that begin inside it: nobody sees them."""
+    thread, before = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
+
+    def note(module: nn.Module, args: Any) -> None:
+        here = threading.get_ident()
+        unseen = here != thread and here not in before and not _interceptors.get()
+        if unseen and module in interceptor.names:
+            name = interceptor.names[module]
+            interceptor.follow.notes.append((f"{name} (it runs in another thread)", None))
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def measure_layouts(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Layout]:
+    """Return what the leading dimensions of each layer's weights are, by running the model on changed inputs.
+
+    Args:
+        model: Called several times, without its own hooks.
+        args: What it is called with. Nothing is measured where something in it may keep a state.
+        kwargs: And by name.
+
+    Returns:
+        By the names of layers, as far as the runs tell.
+    """
+    plain = (Tensor, int, float, bool, str, type(None))
+    if not all(isinstance(value, plain) for value in (*args, *kwargs.values())):
+        return {}
+    heads: dict[str, int | None] = {}
+
+    def run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        raw: dict[str, Tensor] = {}
+        with torch.no_grad(), torch.random.fork_rng(), watching(model, None, raw=raw) as interceptor:
+            torch.manual_seed(0)
+            model.forward(*args, **kwargs)
+        heads.update(interceptor.stated)
+        return raw
+
+    try:
+        return measured(run, args, kwargs, heads)
+    except Exception:  # whatever a model says of inputs that it was not meant for
+        return {}
+
+
+def doubtful_layers(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, int | None]:
+    """Return the layers of which it is not sure what are heads, and how many their modules say they have."""
+    with torch.no_grad(), torch.random.fork_rng(), watching(model, None) as interceptor:
+        model.forward(*args, **kwargs)
+    return interceptor.doubts
 
 
 @contextmanager
@@ -275,29 +344,66 @@ def _reporting(model: nn.Module, recorder: Recorder | None, change: ReplaceOutpu
 class AttentionInterceptor(TorchFunctionMode):
     """Sees every function of PyTorch's that runs, and takes note of those that are attention."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder | None, change: ReplaceOutput | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recorder: Recorder | None,
+        change: ReplaceOutput | None,
+        layouts: Mapping[str, Layout] | None = None,
+        raw: dict[str, Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.names = {module: name or "attention" for name, module in model.named_modules()}
         self.model, self.recorder, self.change = model, recorder, change
         self.masks: Any = WeakTensorKeyDictionary()
-        self.follow = by_hand.Follower()
+        self.follow = by_hand.Follower(may_change=change is not None)
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
-        self.fates: list[by_hand.SoftmaxUse] = []  # of every softmax that the model took
+        self.token: Any = None  # of the layer that was seen last: its second use has the same
+        # Of each softmax the uses of its weights: a token, the weights while they live, values so far.
+        self.layers: dict[by_hand.SoftmaxUse, list[tuple[Any, Any, int]]] = {}
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
+        self.layouts = layouts or {}  # as measured, by the names of layers
+        self.raw = raw  # where given, the weights of each layer are put here, and nothing else is done
+        self.named: list[str] = []  # every layer so far
+        self.stated: dict[str, int | None] = {}  # heads that the modules of layers say they have
+        self.doubts: dict[
+            str, int | None
+        ] = {}  # layers of which it is not sure what are heads; heads they state
+        # Models of transformers keep to what is usual: batch first, then heads.
+        self.certain = isinstance(getattr(getattr(model, "config", None), "model_type", None), str)
 
     def remarks(self, model: nn.Module, seen: list[str]) -> dict[str, str]:
         """What is to be said of a run that is over, by the names that facts of a trace have."""
         changed = ", ".join(dict.fromkeys(self.rewritten))
-        other = (fate.module for fate in self.fates if not (fate.met or fate.of_scores))
+        uses = [use for use in self.follow.uses if not use.by_exp or use.normalised or use.of_scores]
+        other = (use.module for use in uses if not (use.met or use.of_scores or use.by_exp))
+        also = {use.module: use.lost[0] for use in uses if use.met and use.lost}
         said = {
-            "not_seen": ", ".join(_not_seen(model, seen, self.fates)),
+            "not_seen": ", ".join(_not_seen(model, seen, uses, self.follow.notes)),
             "changed": "weights are changed after their softmax (gated, mixed, cut into blocks), and held as "
             f"they met the values, in {changed}" * bool(changed),
+            "also_used": "; ".join(
+                f"the softmax of {name} is also used by {how}: that use is not followed"
+                for name, how in also.items()
+            ),
             # A router's, a classifier's.
-            "other_softmax": ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in other)),
+            "other_softmax": ", ".join(
+                dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in other if name)
+            ),
         }
         return {name: words for name, words in said.items() if words}
+
+    def unmet(self) -> Iterator[AttentionCall]:
+        """Softmaxes over scores that met no values, and were used in no other way: pointers."""
+        for use in self.follow.uses:
+            weights = use.weights
+            if use.met or use.lost or not use.of_scores or weights is None or weights.dim() < 2:
+                continue
+            lead = tuple(weights.shape[:-2])
+            layout = usual(lead, use.batch, None)
+            kind: Kind = "self" if weights.shape[-1] == weights.shape[-2] else "cross"
+            yield AttentionCall(use.module or "attention", kind, None, None, weights=layout.four(weights))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -308,26 +414,72 @@ class AttentionInterceptor(TorchFunctionMode):
         name = _names.get(func)
         if name is None:
             name = _names[func] = str(getattr(func, "__name__", func)).partition(".")[0]
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside torch.vmap or torch.func
+            if name in by_hand.SOFTMAX or name in _ATTENTION:
+                self._note("attention inside torch.vmap or torch.func")
+            return func(*args, **kwargs)
+        if self.change is not None:
+            args, kwargs = self.follow.substituted(args, kwargs)
         if name in _ATTENTION:
             return _ATTENTION[name](self, func, args, kwargs)
+        if name in ("_sparse_softmax", "sparse_softmax"):
+            self._note("a softmax of a sparse tensor")
         refuse_dropout(self.follow.dropped(name, args, kwargs))
+        n_use, n_note = len(self.follow.uses), len(self.follow.notes)
         out = func(*args, **kwargs)
-        written = self.follow(name, args, kwargs, out)
+        written = self.follow(func, name, args, kwargs, out)
         if written is not None:
             return self._by_hand(written)
-        if name in by_hand.SOFTMAX and isinstance(softmax := self.follow.marks.get(out), by_hand.Weights):
+        if len(self.follow.uses) > n_use:
+            use = self.follow.uses[-1]
             # One that meets no values must be named in the end.
             caller = self._caller()
-            if caller is not None and softmax.values.shape[-1] > 1:
-                softmax.fate.module = caller.name
-                softmax.fate.of_scores |= bool(_CALLED_ATTENTION.search(type(caller.module).__name__))
-                self.fates.append(softmax.fate)
+            if caller is None:
+                del self.follow.uses[n_use:]
+            else:
+                use.module, use.place, use.batch = caller.name, caller.place, caller.batch
+                shape = getattr(out, "shape", (1,))
+                use.of_scores |= (
+                    bool(_CALLED_ATTENTION.search(type(caller.module).__name__)) and not use.by_exp
+                )
+                if shape[use.dim] < 2:
+                    del self.follow.uses[n_use:]
+        if len(self.follow.notes) > n_note:
+            caller = self._caller()
+            self.follow.notes[n_note:] = [
+                (f"{caller.name} ({words}{caller.place})", None)
+                for words, _ in self.follow.notes[n_note:]
+                if caller
+            ]
         return out
+
+    def _note(self, words: str) -> None:
+        caller = self._caller()
+        if caller is not None:
+            self.follow.notes.append((f"{caller.name} ({words}{caller.place})", None))
+
+    def _layout(self, name: str, caller: _Caller, lead: tuple[int, ...]) -> Layout:
+        """Which of the leading dimensions of a layer's weights are sequences and which are heads."""
+        found = self.layouts.get(name)
+        if found is not None and tuple(math.prod(part) for part in found.parts) == lead:
+            return found
+        if isinstance(caller.module, nn.MultiheadAttention) and len(lead) == 1:
+            inner = caller.module.num_heads
+            return Layout(((lead[0] // inner, inner),), (1,), True)
+        # A model that is given (batch, head, position, dim) keeps to it.
+        as_given = len(lead) == 2 and len(caller.given) == 4 and caller.given[:2] == lead
+        layout = usual(lead, caller.batch, caller.n_head, certain=self.certain or as_given)
+        if not layout.sure:
+            self.doubts[name] = caller.n_head
+        return layout
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """PyTorch's function of that name, or a kernel of it, called directly."""
         with LogSumExp() as kernel:  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
+        if self.raw is not None:
+            self._keep_raw(args, kwargs)
+            return out
         if func is not F.scaled_dot_product_attention:  # a kernel has dropout_p and is_causal next
             more = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False))
             args, kwargs = args[:3], {**more, **kwargs, "enable_gqa": True}
@@ -354,17 +506,31 @@ class AttentionInterceptor(TorchFunctionMode):
             k, v = (tensor.repeat_interleave(group, 1) if group > 1 else tensor for tensor in (k, v))
             *_, scores = _math_attention_inner(q, k, v, modify, mask, scale, options, *buffers)
             weights = torch.softmax(scores, -1).nan_to_num(0.0)
-        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), by_hand.SoftmaxUse(met=True))
-        return (self._by_hand((weights, v, out[0], as_it_is, softmax)), *out[1:])
+        softmax = by_hand.Weights(weights, scores, by_hand.Product(q, k, scale), (by_hand.SoftmaxUse(met=1),))
+        return (self._by_hand(by_hand.Written(weights, v, out[0], as_it_is, softmax)), *out[1:])
+
+    def _keep_raw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what moves as weights do: products of queries and keys."""
+        caller = self._caller()
+        given = [*args, *(kwargs[word] for word in ("query", "key") if word in kwargs)]
+        if caller is not None and self.raw is not None and len(given) > 1:
+            q, k = given[:2]
+            self.named.append(nth_call(caller.name, self.named))
+            self.stated[self.named[-1]] = caller.n_head
+            if q.dim() == 3 == k.dim():
+                self.raw[self.named[-1]] = (q @ k.mT).detach()
 
     def look(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A registered attention function of transformers: where nothing in it was seen, it is itself."""
-        before, n_fate = self.n_seen, len(self.fates)
+        before, n_use = self.n_seen, len(self.follow.uses)
         out = function(*args, **kwargs)
         if self.n_seen > before:
             return out
-        for fate in self.fates[n_fate:]:  # a softmax of its own is what is taken here
-            fate.met = True
+        for use in self.follow.uses[n_use:]:  # a softmax of its own is what is taken here
+            use.met = 1
+            use.lost.clear()
+        if self.raw is not None:
+            return out
         return self._take(out, None, read_registered, args, kwargs)
 
     def _take(
@@ -384,57 +550,135 @@ class AttentionInterceptor(TorchFunctionMode):
             return given
         out = given if isinstance(given, Tensor) else given[0]
         called = read(self.masks, out, *args, **kwargs)
-        known = called if self.recorder is None else replace(called, lse=row_sums(called, lse))
-        changed = self._passed(caller, called, known)
+        query = args[0] if args and read is read_call else None
+        if isinstance(query, Tensor) and query.dim() == 3 and not self.certain:
+            called = self._folded(caller, called)
+        known = called if self.recorder is None else replace(called, lse=log_sum_exp(called, lse))
+        last, self.last = self.last, (caller.call, known.q, known.k)
+        again = last[0] == caller.call and all(map(_same, last[1:], self.last[1:]))
+        self.token = self.token if again else object()
+        if not again:
+            self.named.append(nth_call(caller.name, self.named))
+        changed = self._passed(caller, called, known, self.token, again, 0)
         return changed if isinstance(given, Tensor) else (changed, *given[1:])
+
+    def _folded(self, caller: _Caller, called: AttentionCall) -> AttentionCall:
+        """A call with batch and heads in one dimension, taken apart."""
+        assert called.q is not None
+        assert called.k is not None
+        assert called.v is not None
+        assert isinstance(called.rule, ScoreRule)
+        lead = (called.q.shape[0],)
+        layout = self._layout(nth_call(caller.name, self.named), caller, lead)
+        compact = not called.rule.tensors and called.uniform_rows is None
+        if not compact or called.k.shape[0] != lead[0]:
+            return called
+        q, k, v = (layout.four(tensor[:, 0]) for tensor in (called.q, called.k, called.v))
+        to_heads = called.to_heads
+
+        def four(out: Tensor) -> Tensor:
+            return layout.four(to_heads(out)[:, 0])
+
+        return replace(called, q=q, k=k, v=v, to_heads=four)
 
     def _by_hand(self, written: by_hand.Written) -> Tensor:
         """Attention that the model wrote out itself: its output, or what takes its place."""
-        weights, v, out, arrange, softmax = written
+        weights, v, out, arrange, softmax = written[:5]
         caller = self._caller()
         if caller is None:
             return out
-        four = partial(by_hand.to_heads, batch=caller.batch, n_head=caller.n_head)
-        lead = torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
+        lead = tuple(
+            weights.shape[:-2] if v is None else torch.broadcast_shapes(weights.shape[:-2], v.shape[:-2])
+        )
+        # Weights that meet several values, as they are, are one layer whose values stand side by side.
+        known_uses = self.layers.setdefault(softmax.use, [])
+        met = weights if written.met is None else written.met
+        same = next((at for at, (_, other, _) in enumerate(known_uses) if _is(other(), met)), None)
+        again = same is not None
+        if not again:
+            self.named.append(nth_call(caller.name, self.named))
+        if self.raw is not None:
+            if not again:
+                self.stated[self.named[-1]] = caller.n_head
+                self.raw[self.named[-1]] = weights.detach().expand(*lead, *weights.shape[-2:])
+                known_uses.append((None, weakref.ref(met), 0))
+            return out
+        layout = self._layout(self.named[-1], caller, lead)
+        four = layout.four
 
         def arranged(out: Tensor) -> Tensor:
             return four(arrange(out), lead)
 
-        weights, v = four(weights, lead), four(v, lead)
-        scores = None if softmax.scores is None else four(softmax.scores)
-        called = AttentionCall("", "self", v, out, arranged, weights=weights, scores=scores)
-        known = None
-        if self.recorder is not None:
-            if scores is None or by_hand.same_weights(softmax, weights.detach(), four):
-                known = by_hand.explained(called, softmax.product, four)
-            else:
-                self.rewritten.append(softmax.fate.module or caller.name)
-        return self._passed(caller, called, known or called)
+        def cells(weights: Tensor) -> Tensor:
+            return four(weights, lead)
 
-    def _passed(self, caller: _Caller, called: AttentionCall, known: AttentionCall) -> Tensor:
+        weights = four(weights, lead)
+        v = None if v is None else four(v, lead)
+
+        def own(tensor: Tensor, lead: tuple[int, ...] | None = None) -> Tensor:
+            """What is folded in another way than the weights that meet the values."""
+            sizes = tuple(tensor.shape[:-2] if lead is None else lead)
+            same = sizes == tuple(math.prod(part) for part in layout.parts)
+            return (layout if same else usual(sizes, caller.batch, caller.n_head)).four(tensor, lead)
+
+        scores = None if softmax.scores is None else own(softmax.scores)
+        changing = written.again is not None and self.change is not None
+        called = AttentionCall(
+            "",
+            "self",
+            v,
+            out,
+            arranged,
+            weights=weights,
+            scores=scores,
+            rewrite=partial(by_hand.Rewrite, self.follow, written, cells) if changing else None,
+            lost=tuple(softmax.uses),
+            layout_sure=layout.sure,
+        )
+        known = None
+        if self.recorder is not None and not again:
+            given_same = softmax.scores is not None and by_hand.same_weights(softmax, weights.detach(), own)
+            if given_same or softmax.scores is None:
+                known = None if v is None else by_hand.explained(called, softmax.product, own)
+            if not given_same and softmax.scores is not None:
+                self.rewritten.append(softmax.use.module or caller.name)
+        if same is None:
+            token, v_start = object(), 0
+            known_uses.append((token, weakref.ref(met), 0 if v is None else v.shape[-1]))
+        else:
+            token, other, v_start = known_uses[same]
+            known_uses[same] = token, other, v_start + (0 if v is None else v.shape[-1])
+        return self._passed(caller, called, known or called, token, again, v_start)
+
+    def _passed(
+        self,
+        caller: _Caller,
+        called: AttentionCall,
+        known: AttentionCall,
+        token: Any,
+        again: bool,
+        v_start: int,
+    ) -> Tensor:
         """Record a call, as far as it is known; its output, or what takes its place.
 
-        Differential attention has one layer's weights twice, with other values: those stand side by side.
-        Changes are made by the innermost interceptor: the others have seen the call then.
+        A layer whose weights meet several values, `again`, is one layer: those stand side by side. Changes
+        are made by the innermost interceptor: the others have seen the call then.
         """
         assert called.out is not None  # whoever computed it gave one
         self.n_seen += 1
         with _unseen():
             if self.recorder is not None:
-                last, self.last = self.last, (caller.call, known.q, known.k)
-                again = last[0] == caller.call and all(map(_same, last[1:], self.last[1:]))
-                if again and known.v is not None:
-                    self.recorder.widen(known.v)
+                if again:
+                    if known.v is not None:
+                        self.recorder.widen(known.v)
                 else:
                     self.recorder.add(caller.named(known))
-        interceptors = [
-            interceptor for interceptor in _interceptors.get() if caller.module in interceptor.names
-        ]
-        if interceptors[-1] is not self or all(interceptor.change is None for interceptor in interceptors):
+        interceptors = [one for one in _interceptors.get() if caller.module in one.names]
+        if interceptors[-1] is not self or all(one.change is None for one in interceptors):
             return called.out
         with _unseen():
             heads = before = called.to_heads(called.out)
-            named = caller.named(called)
+            named = replace(caller.named(called), token=token, use=int(again), v_start=v_start)
             for interceptor in interceptors:
                 if interceptor.change is not None:
                     heads = interceptor.change(replace(named, name=interceptor.names[caller.module]), heads)
@@ -446,8 +690,13 @@ class AttentionInterceptor(TorchFunctionMode):
         """The innermost module of the model on the stack of calls; None where it is none, or one of ours."""
         frame: FrameType | None = sys._getframe(1)
         caller: _Caller | None = None
+        place = ""
         while frame is not None:
             seen = frame.f_locals
+            if not place and not frame.f_globals.get("__name__", "").startswith(
+                ("torch", "regard.tracing", "einops", "jaxtyping", "beartype")
+            ):
+                place = f", {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             module = seen.get("self")
             if caller is None and isinstance(module, _OURS):
                 return None  # what we compute ourselves
@@ -456,13 +705,17 @@ class AttentionInterceptor(TorchFunctionMode):
                     cross = any(isinstance(seen.get(word), Tensor) for word in _SOURCE_WORDS)
                     if isinstance(module, nn.MultiheadAttention):
                         cross = seen.get("key") is not seen.get("query")
-                    caller = _Caller(self.names[module], module, cross, id(frame))
+                    caller = _Caller(self.names[module], module, cross, id(frame), place=place)
                 if module is self.model:
                     for value in (*seen.values(), *(seen.get("kwargs") or {}).values()):
                         if isinstance(value, Tensor) and value.dim() > 1:
-                            return replace(caller, batch=value.shape[0])
+                            return replace(caller, batch=value.shape[0], given=tuple(value.shape))
             frame = frame.f_back
         return caller
+
+
+def _is(one: Tensor | None, other: Tensor) -> bool:
+    return one is other or _same(one, other)
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -478,6 +731,8 @@ class _Caller:
     cross: bool
     call: int  # a number for this run of it
     batch: int | None = None  # sequences that the model was given: the first size of its first tensor
+    place: str = ""  # in which line of the source
+    given: tuple[int, ...] = ()  # the shape of that tensor
 
     @property
     def n_head(self) -> int | None:
@@ -504,11 +759,32 @@ def _placed(heads: Tensor, out: Tensor, to_heads: Callable[[Tensor], Tensor]) ->
     return heads.reshape(-1)[places.argsort()].view(out.shape)
 
 
-def _not_seen(model: nn.Module, seen: list[str], fates: list[by_hand.SoftmaxUse]) -> list[str]:
+def _not_seen(
+    model: nn.Module, seen: list[str], uses: list[by_hand.SoftmaxUse], notes: list[tuple[str, Tensor | None]]
+) -> list[str]:
     """What of the model may be attention and was not seen."""
     names = [LayerId.parse(name).module for name in seen]
-    unmet = dict.fromkeys(fate.module for fate in fates if fate.of_scores and not fate.met)
-    missing = [f"{name} (a softmax that was not seen to meet values)" for name in unmet]
+    missing = list[str]()
+    for use in uses:
+        if use.met or not use.of_scores:
+            continue
+        how = (
+            f"used by {use.lost[0]}"
+            if use.lost
+            else "a pointer's: shown as they are"
+            if use.weights is not None
+            else ""
+        )
+        what = "exponentials of scores" if use.by_exp else "a softmax"
+        if use.by_exp and not use.lost:
+            continue
+        missing.append(
+            f"{use.module} ({what} that was not seen to meet values{f', {how}' if how else ''}{use.place})"
+        )
+    missing += dict.fromkeys(
+        f"{words}: the model's own function there is not a softmax, or was not followed" for words, _ in notes
+    )
+    missing = list(dict.fromkeys(missing))
     missing += [
         f"{name} (compiled by torch.jit: nobody sees into it)"
         for name, module in model.named_modules()

@@ -10,6 +10,7 @@ from regard.files.loading import Loaded
 from regard.heads.circuits import Norm, seeing
 from regard.heads.model import attention_of, tokenizer_of
 from regard.layers.layer_id import LayerId
+from regard.models.mechanisms import why_not
 from regard.models.transformer import Transformer
 from regard.view.document import Document, Json, LayerVectors
 from regard.view.run import run_model
@@ -100,7 +101,7 @@ def head_output(
     model, traced = loaded.model, document.trace.layers[layer]
     assert isinstance(model, Transformer)  # or there were no vectors
     config = model.config
-    if traced.v is None or not config.block.writes_as_is:
+    if traced.v is None or why_not(config.block, "machine") is not None:
         return {}
     attention = attention_of(model, traced.name)
     out = attention.out.weight.unflatten(1, (attention.n_head, -1))[:, head]  # (model_dim, v_dim)

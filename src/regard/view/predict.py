@@ -13,6 +13,7 @@ from regard.files.loading import Loaded
 from regard.heads.flow import logit_attribution
 from regard.heads.model import strongest, tokenizer_of
 from regard.heads.relations import score_pairs
+from regard.models.mechanisms import why_not
 from regard.models.model import Output
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -109,7 +110,9 @@ def effects(loaded: Loaded, document: Document) -> Json:
     likeliest = scores.argmax()
     name = said.names(likeliest[None])[0]
     adds_up = (
-        config.block.writes_as_is and config.block.feature_map is None and config.lm_head_softcap is None
+        why_not(config.block, "machine") is None
+        and config.block.feature_map is None
+        and config.lm_head_softcap is None
     )
     if config.kind == "decoder" and config.lm_head == "language" and adds_up:
         written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))

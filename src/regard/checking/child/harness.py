@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .loader import Schedule, failure, load, time_limit
 from .messages import Answer, Code, Failure, Job, NotData, Order, Outcome, Tree, gradients, leaves, mapped
-from .watcher import watched
+from .watcher import SoftmaxWatch, watched
 from .weights import Place, fitted, transfer
 from .wire import DTYPES
 
@@ -177,6 +177,7 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
         before = [item.detach().clone() for item in inputs]
         with contextlib.ExitStack() as watched:
             largest = watched.enter_context(Largest()) if order.largest else None
+            softmaxes = watched.enter_context(SoftmaxWatch()) if order.kind == "value" else None
             if device:
                 watched.enter_context(Elsewhere())  # type: ignore[no-untyped-call]
             if twice:
@@ -186,6 +187,7 @@ def made(answer: Answer, subjects: dict[str, Any], drive: Callable[..., Any] | N
             again = target(*args, **kwargs) if twice else None
         known |= {"value": packed(value), "again": packed(again)}
         known["largest"] = largest.numbers if largest else 0
+        known["doubled"] = softmaxes.lines if softmaxes else []
         if order.kind == "gradients":
             doing = "gradient"
             known["grads"] = _gradients(value, inputs, subject, case.weights)

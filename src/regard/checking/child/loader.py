@@ -20,10 +20,12 @@ from time import monotonic, process_time
 from typing import Any
 
 from .messages import Answer, Failure, LoadReport, Statement
+from .watcher import SoftmaxWatch
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 BLOCKS = (ast.If, ast.Try, ast.With)
 STATEMENT_SECONDS = 1.5
+NOT_LENT = "is not lent here"
 LOAD_SECONDS = 4.0
 
 
@@ -164,12 +166,20 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 exec(compile(source, "<lent d2l>", "exec"), module.__dict__)
             for name in self.answer.subjects:
                 module.__dict__[name] = partial(_refuse, name)
+            module.__dict__["__getattr__"] = _not_lent
         elif module.__name__ in self.answer.imported:
             self.stubbed.append(module.__name__)
 
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-    raise NameError(f"d2l.{name} is not lent here: it is what this exercise asks you to write.")
+    raise NameError(f"d2l.{name} {NOT_LENT}: it is what this exercise asks you to write.")
+
+
+def _not_lent(name: str) -> Any:
+    """Stand in for what the lent package does not have; Python asks for names like `__path__` by itself."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise AttributeError(f"d2l.{name} {NOT_LENT}: Regard has only what homework uses of that package.")
 
 
 def defined_in(statement: ast.stmt) -> list[ast.FunctionDef | ast.ClassDef]:
@@ -219,6 +229,7 @@ def load(
     bound: dict[tuple[str, int], Any] = {}
     skipped: list[Statement] = []
     left = LOAD_SECONDS
+    softmaxes = SoftmaxWatch()
     compiled: Any = codeop.Compile()  # which remembers what a file imports from __future__
     statements = [(cell, statement) for cell in answer.cells for statement in ast.parse(cell.source).body]
     for number, (cell, statement) in enumerate(statements):
@@ -236,7 +247,8 @@ def load(
         began = process_time()
         try:
             code = compiled(ast.Module([_executed(statement)], []), filename, "exec")
-            with time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS), schedule):
+            limit = time_limit(LOAD_SECONDS if defines else min(left, STATEMENT_SECONDS), schedule)
+            with limit, contextlib.nullcontext() if defines else softmaxes:
                 exec(code, names)
         except BaseException as error:
             why = failure(error)
@@ -250,4 +262,5 @@ def load(
     sys.meta_path.remove(finder)
     subjects = {name: bound.get((name, at), names.get(name)) for name, at in answer.subjects.items()}
     missing = [name for name, value in subjects.items() if value is None]
-    return LoadReport(skipped, finder.stubbed, finder.lent_d2l, missing), subjects
+    report = LoadReport(skipped, finder.stubbed, finder.lent_d2l, missing, doubled=softmaxes.lines)
+    return report, subjects

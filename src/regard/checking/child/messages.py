@@ -160,6 +160,7 @@ class LoadReport:
     missing: list[str] = field(default_factory=list)  # subjects that nothing defines
     died: str = ""  # why it could not be executed at all
     unconfined: list[str] = field(default_factory=list)  # what the system did not keep from it
+    doubled: list[str] = field(default_factory=list)  # lines that take the softmax of probabilities
 
     @property
     def problem(self) -> str:
@@ -185,6 +186,7 @@ class Outcome:
     unfit: Unfit = field(default_factory=Unfit)
     error: Failure | None = None
     seconds: float = 0.0  # of computing
+    doubled: list[str] = field(default_factory=list)  # lines that take the softmax of probabilities
     seen: list[SeenShapes] = field(default_factory=list)
 
 

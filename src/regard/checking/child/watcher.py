@@ -1,4 +1,4 @@
-"""Records the shapes around commented lines while an answer runs."""
+"""Records what an answer does: the shapes around commented lines, a softmax of probabilities."""
 
 import sys
 from collections.abc import Iterator
@@ -7,9 +7,38 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from .messages import SeenShapes, ShapeNote
 
 MOST_SEEN = 2000
+
+
+class SoftmaxWatch(TorchDispatchMode):
+    """Notes the lines of an answer that take the softmax of rows which are probabilities already."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._softmax.default and _probabilities(args[0], args[1]):
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and not frame.f_code.co_filename.startswith("<answer"):
+                frame = frame.f_back
+            if frame is not None:
+                line = f"{frame.f_code.co_filename[8:-1]}line {frame.f_lineno}"
+                self.lines += [line] if line not in self.lines else []
+        return func(*args, **(kwargs or {}))
+
+
+def _probabilities(values: torch.Tensor, dim: int) -> bool:
+    """Return whether rows of at least two numbers are 0 or more and sum to 1."""
+    if values.dim() == 0 or values.device.type == "meta" or not values.numel() or values.shape[dim] < 2:
+        return False
+    sums = values.double().sum(dim)
+    return bool((values >= 0).all()) and bool(((sums - 1).abs() < 1e-4).all())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import re
 
 from regard.checking.check import Result
 from regard.checking.marks import sentences
+from regard.checking.reports.terminal import seed_of
 from regard.drawing.html import tag
 
 # What XML 1.0 cannot hold, even escaped.
@@ -19,7 +20,7 @@ def junit(results: list[Result]) -> str:
             text = " ".join([check.told, *sentences(result)]).strip()
             failure = [] if check.passed else [tag("failure", text, message=check.told, type=check.kind)]
             inside.append(tag("testcase", *failure, classname=named, name_=check.name))
-        if lines := [*result.conventions, *result.notes]:
+        if lines := [line for line in (*result.conventions, *result.notes, seed_of(result)) if line]:
             inside.append(tag("system-out", "\n".join(lines)))
         name = f"{result.exercise or 'no exercise'} in {result.file}"
         failed = sum(not check.passed for check in result.checks)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from regard.checking.check import Result
 from regard.checking.marks import sentences
-from regard.checking.reports.terminal import WrongCase, failures, wrong_cases
+from regard.checking.reports.terminal import WrongCase, failures, seed_of, wrong_cases
 from regard.drawing import html
 from regard.drawing.html import Markup, joined, table, tag
+from regard.errors import plural
 
 YOURS = "yours (wrong cells outlined, leaked ones thick)"
 MOST_CELLS = 32  # rows or columns of a picture
@@ -38,7 +39,7 @@ def cell(results: list[Result]) -> str:
 
 def _short(index: int, result: Result) -> Markup:
     if result.passed:
-        line = tag("p", word(True), f" {result.exercise}, {len(result.checks)} checks.")
+        line = tag("p", word(True), f" {result.exercise}, {plural(len(result.checks), 'check')}.")
         return joined([line, *map(_convention, result.conventions)])
     first = []
     for checks in failures(result):  # the first of each group, and how many fail like it
@@ -46,7 +47,8 @@ def _short(index: int, result: Result) -> Markup:
         first.append(replace(checks[0], name=checks[0].name + more))
     n_passed = sum(check.passed for check in result.checks)
     hint = f" A hint: !regard hint {result.exercise}" if result.exercise else ""
-    count = tag("p", f"{n_passed} of {len(result.checks)} checks passed.{hint}", class_="dim")
+    n_check = plural(len(result.checks), "check")
+    count = tag("p", f"{n_passed} of {n_check} passed.{hint}", class_="dim")
     return section(index, replace(result, checks=tuple(first)), n_picture=1) + count
 
 
@@ -72,7 +74,7 @@ def section(index: int, result: Result, n_picture: int = 3) -> Markup:
         *map(_convention, result.conventions),
         table((), rows),
         *(_pictures(case) for case in itertools.islice(wrong_cases(result), n_picture)),
-        *(tag("p", note, class_="dim") for note in result.notes),
+        *(tag("p", note, class_="dim") for note in (*result.notes, seed_of(result)) if note),
     ]
     return tag("section", *parts)
 

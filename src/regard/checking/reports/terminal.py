@@ -12,6 +12,7 @@ from regard.checking.author import Proof
 from regard.checking.check import Result
 from regard.checking.judge import Check
 from regard.checking.marks import few, sentences
+from regard.errors import plural
 
 MOST_CELLS = 64
 GROUPS = ("caught", "named, by value", "named, by pattern")  # of the lines of a proof
@@ -23,7 +24,8 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
     `known` are notes on the file that another of its exercises has told already.
     """
     n_passed = sum(check.passed for check in result.checks)
-    count = f"{n_passed} checks" if result.passed else f"{n_passed} of {len(result.checks)} checks"
+    n_check = len(result.checks)
+    count = plural(n_check, "check") if result.passed else f"{n_passed} of {plural(n_check, 'check')}"
     title = style(result.exercise or "no exercise", bold=True)
     lines = [f"{_mark(result.passed)} {title}  {count}  {style(result.file, dim=True)}"]
 
@@ -38,13 +40,20 @@ def report(result: Result, width: int, known: Collection[str] = ()) -> str:
         about = " (in train mode)" if checks[0].kind == "train mode" else ""
         say(f"✗ {few(checks)}{about}: {checks[0].told}")
     if untried := [check for check in result.checks if not check.tried]:
-        say(f"{len(untried)} checks were {untried[0].message}", dim=True)
+        say(f"{plural(len(untried), 'check was', 'checks were')} {untried[0].message}", dim=True)
     for note in result.conventions:
         say(f"Another convention: {note}", fg="cyan")
+    if repeat := seed_of(result):
+        say(repeat, dim=True)
     for note in result.notes:
         if note not in known:
             say(f"Note: {note}", dim=True)
     return "\n".join(lines)
+
+
+def seed_of(result: Result) -> str:
+    """Say how to repeat a failing check; nothing of one that passed, or that drew no inputs."""
+    return "" if result.passed or not result.seed else f"Seed {result.seed} draws these inputs again."
 
 
 def _mark(passed: bool) -> str:
@@ -68,17 +77,21 @@ def _smallest(result: Result) -> Iterator[str]:
         return
     yield f"  {case.title}:"
     if case.want.numel() > MOST_CELLS:
-        yield style(f"  ({case.want.numel()} numbers: see --html for a picture)", dim=True)
+        yield style(f"  ({plural(case.want.numel(), 'number')}: see --html for a picture)", dim=True)
         return
     tables = {"expected": case.want, "yours": case.have}
     tables["difference"] = torch.where(case.wrong, case.have.double() - case.want.double(), 0.0)
     n_column = case.want.shape[-1]
-    size = 8 if n_column > 1 else 10  # so that a title fits above its numbers
+    texts = {
+        title: [[f"{number:.4g}" for number in row] for row in tables[title].tolist()] for title in tables
+    }
+    longest = max(len(text) for rows in texts.values() for row in rows for text in row)
+    size = max(8 if n_column > 1 else 10, longest + 2)  # so that a title fits above its numbers
     yield "  " + "    ".join(f"{title:{size * n_column}}" for title in tables).rstrip()
     for row, wrong in enumerate(case.wrong.tolist()):
         parts = []
-        for title, values in tables.items():
-            cells = [f"{number:{size}.4g}" for number in values[row].tolist()]
+        for title in tables:
+            cells = [f"{text:>{size}}" for text in texts[title][row]]
             marked = [style(cell, fg="red") if bad else cell for cell, bad in zip(cells, wrong, strict=True)]
             parts.append("".join(cells if title == "expected" else marked))
         yield "  " + "    ".join(parts)

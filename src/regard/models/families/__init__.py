@@ -8,7 +8,7 @@ import torch
 from regard.errors import UnsupportedError
 from regard.layers.block import BlockConfig
 from regard.models.families.bert import BERT
-from regard.models.families.family import Family, Published, Said, Weight
+from regard.models.families.family import Family, HFConfig, Published, Weight
 from regard.models.families.gemma3 import Gemma3
 from regard.models.families.gpt2 import GPT2
 from regard.models.families.llama import Llama
@@ -20,8 +20,8 @@ from regard.models.transformer import Transformer, TransformerConfig
 __all__ = [
     "FAMILIES",
     "Family",
+    "HFConfig",
     "Published",
-    "Said",
     "Weight",
     "differences",
     "family_of",
@@ -45,7 +45,7 @@ def family_of(said: Published) -> Family:
     return kinds[kind]
 
 
-def published_config(config: TransformerConfig) -> Said:
+def published_config(config: TransformerConfig) -> HFConfig:
     """The config.json of a config of ours; an error where its family's format cannot say it."""
     if config.family not in FAMILIES:
         raise UnsupportedError(

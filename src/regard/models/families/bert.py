@@ -1,6 +1,6 @@
 """BERT: an encoder; norms after; learned positions and token types; masked words. Devlin et al. 2019."""
 
-from regard.models.families.family import COMMON_KEYS, Family, Published, Said
+from regard.models.families.family import COMMON_KEYS, Family, HFConfig, Published
 
 _SHAPE = {"vocab_size": 30522, "max_position_embeddings": 512, "num_attention_heads": 12}
 _BERT = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072}
@@ -65,7 +65,7 @@ class BERT(Family):
         "minilm": {**_SHAPE, **_MINILM, "architectures": ["BertModel"]},
     }
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         names = said.get("architectures") or ()
         masked = any("MaskedLM" in name or "PreTraining" in name for name in names)
         return {"lm_head": "masked" if masked else "none", "pooler": not masked}

@@ -22,7 +22,7 @@ from regard.layers.positions import RotaryScaling
 from regard.models.transformer import Transformer, TransformerConfig
 
 Published = Mapping[str, Any]  # a Hugging Face config.json
-Said = dict[str, Any]  # one that is being written
+HFConfig = dict[str, Any]  # one that is being written
 
 # Fields that cannot exceed the number of weights there are.
 _SIZES = "vocab n_bucket n_token_type model_dim n_head n_kv_head qk_dim v_dim ff_dim".split()
@@ -89,7 +89,7 @@ class Weight:
     by_head: bool = False  # they take turns in it, head by head
     offset: float = 0.0  # ours is theirs plus this
 
-    def taken(self, tensor: Tensor, n_head: int) -> Tensor:
+    def from_hf(self, tensor: Tensor, n_head: int) -> Tensor:
         """Our weight, out of what a file has."""
         tensor = tensor.T if self.transposed else tensor
         if self.part is not None:
@@ -99,7 +99,7 @@ class Weight:
                 tensor = tensor.chunk(3)[self.part]
         return tensor + self.offset if self.offset else tensor.contiguous()
 
-    def given(self, tensors: Sequence[Tensor], n_head: int) -> Tensor:
+    def to_hf(self, tensors: Sequence[Tensor], n_head: int) -> Tensor:
         """What a file has, of our weight, or of the three that are in one."""
         tensor = tensors[0] - self.offset if self.offset else tensors[0]
         if self.by_head:
@@ -172,7 +172,7 @@ class Family:
         outer = {path: value for path, value in values.items() if not path.startswith("block.")}
         return TransformerConfig(block=BlockConfig(**block), **outer)
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         """Our fields that no single key says, by the names in `keys`."""
         return {}
 
@@ -180,10 +180,10 @@ class Family:
         """What a config.json says of rotary positions."""
         return said.get("rope_parameters") or said.get("rope_scaling") or {}
 
-    def published(self, config: TransformerConfig) -> Said:
+    def published(self, config: TransformerConfig) -> HFConfig:
         """The config.json from which `config` reads the same again; an error where it cannot say it."""
         kind = self.model_type(config)
-        said: Said = {
+        said: HFConfig = {
             "model_type": kind,
             "architectures": [self.architectures[kind][config.lm_head == "none"]],
         }
@@ -194,7 +194,7 @@ class Family:
         if self.rotary_base is not None:
             said["rope_theta"] = config.rotary_base
             said["rope_parameters"] = published_rope(config.rotary_base, config.rotary_scaling)
-        said |= self.more(config)
+        said |= self.extra_hf_fields(config)
         if self.config(said) != config:
             raise UnsupportedError(f"the {self.name} format cannot say all of this config: {config}.")
         return said
@@ -203,7 +203,7 @@ class Family:
         """The `model_type` of config.json."""
         return next(iter(self.architectures))
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         """What config.json says beyond `keys`, and beyond one rotary base."""
         return {}
 
@@ -213,7 +213,7 @@ class Family:
         said = {key: sizes[path] for key, path in self.keys.items() if path in sizes}
         return self.config({"model_type": kind, "architectures": [with_head], **said})
 
-    def theirs(self, module: str) -> str:
+    def hf_name(self, module: str) -> str:
         """Hugging Face's name of a module of ours, without prefix."""
         inside = re.fullmatch(r"(\w+)\.blocks\.(\d+)\.(.+)", module)
         if inside is None:
@@ -228,7 +228,7 @@ class Family:
             module, _, kind = parameter.rpartition(".")
             norm, last = "norm" in module, module.rpartition(".")[2]
             names[parameter] = Weight(
-                f"{self.theirs(module)}.{kind}",
+                f"{self.hf_name(module)}.{kind}",
                 self.transposed and ".blocks." in module and not norm and kind == "weight",
                 _PARTS.index(last) if self.joined and last in _PARTS else None,
                 self.by_head and last in _PARTS,
@@ -241,12 +241,12 @@ class Family:
         outside = name.startswith(("lm_head", "cls.", "embed_out"))
         return name if outside else (self.prefixes[0] if prefix is None else prefix) + name
 
-    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> HFConfig:
         """The config.json that a GGUF file amounts to, but for vocabulary and special tokens.
 
         `values` are those below the name of its architecture, `tensors` the names of its tensors.
         """
-        said: Said = {}
+        said: HFConfig = {}
         rms = "rms_" if self.fields.get("block.norm") == "rms" else ""
         for key, path in self.keys.items():
             theirs = _GGUF_KEYS.get(path, "")
@@ -361,9 +361,9 @@ _ROPE_KEYS = {
 }
 
 
-def published_rope(base: float, scaling: RotaryScaling | None = None) -> Said:
+def published_rope(base: float, scaling: RotaryScaling | None = None) -> HFConfig:
     """What `rotary_scaling` reads."""
-    rope: Said = {"rope_theta": base, "rope_type": "default" if scaling is None else scaling.kind}
+    rope: HFConfig = {"rope_theta": base, "rope_type": "default" if scaling is None else scaling.kind}
     if scaling is None:
         return rope
     rope |= {"factor": scaling.factor}

@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from regard.models.families.family import (
+    HFConfig,
     Published,
-    Said,
     first,
     gguf_number,
     local_layers,
@@ -85,7 +85,7 @@ class Gemma3(Llama):
         rope: Published = said.get("rope_parameters") or {}
         return rope if _older(said) else rope.get("full_attention") or said.get("rope_scaling") or {}
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         older, n_layer = _older(said), said["num_hidden_layers"]
         pattern = said.get("sliding_window_pattern", 2 if older else 6)
         usual = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(n_layer)]
@@ -107,7 +107,7 @@ class Gemma3(Llama):
     def model_type(self, config: TransformerConfig) -> str:
         return "gemma3_text" if config.block.qk_norm else "gemma2"
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         full = published_rope(config.rotary_base, config.rotary_scaling)
         near = published_rope(first(config.local_rotary_base, 10_000.0))
         both = {"full_attention": full, "sliding_attention": near}
@@ -121,7 +121,7 @@ class Gemma3(Llama):
             said |= {"final_logit_softcapping": config.lm_head_softcap}
         return said
 
-    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> HFConfig:
         said = super().gguf_config({"attention.key_length": 256, **values}, tensors)
         # Not in the file: of the sizes there are, only the one of 62 layers has another.
         odd = said["num_hidden_layers"] == 62

@@ -1,6 +1,6 @@
 """GPT-2: a decoder; norms before; learned positions; everything has a bias. Radford et al. 2019."""
 
-from regard.models.families.family import Family, Published, Said, first
+from regard.models.families.family import Family, HFConfig, Published, first
 
 
 class GPT2(Family):
@@ -48,5 +48,5 @@ class GPT2(Family):
     gguf = "gpt2"
     gguf_cut = "gpt-2"  # files older than that key do not say, and this model has but one tokenizer
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         return {"block.ff_dim": first(said.get("n_inner"), 4 * said["n_embd"])}

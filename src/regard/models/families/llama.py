@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from regard.errors import LoadError, UnsupportedError
-from regard.models.families.family import COMMON_KEYS, Family, Published, Said, first, gguf_number
+from regard.models.families.family import COMMON_KEYS, Family, HFConfig, Published, first, gguf_number
 from regard.models.transformer import TransformerConfig
 
 _SMOLLM2 = {
@@ -75,7 +75,7 @@ class Llama(Family):
     gguf = "llama"
     gguf_pairs = True
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         fields = {"block.n_kv_head": first(said.get("num_key_value_heads"), said["num_attention_heads"])}
         if said.get("model_type") != "qwen2":
             return fields
@@ -95,10 +95,10 @@ class Llama(Family):
             return "qwen2"
         return "llama" if config.block.window is None else "mistral"
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         return {"use_sliding_window": config.block.window is not None, "max_window_layers": 0}
 
-    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> HFConfig:
         said = super().gguf_config(values, tensors)
         head_dim = said.setdefault("head_dim", said["hidden_size"] // said["num_attention_heads"])
         turned = gguf_number(values, "rope.dimension_count", int, head_dim)

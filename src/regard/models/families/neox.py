@@ -11,8 +11,8 @@ from regard.errors import UnsupportedError
 from regard.models.families.family import (
     COMMON_KEYS,
     Family,
+    HFConfig,
     Published,
-    Said,
     first,
     gguf_number,
     published_rope,
@@ -71,7 +71,7 @@ class GPTNeoX(Family):
         older = {"rope_theta": said.get("rotary_emb_base"), "partial_rotary_factor": said.get("rotary_pct")}
         return {**older, **super().rope(said)}
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         head_dim = said["hidden_size"] // said["num_attention_heads"]
         turned = int(head_dim * first(self.rope(said)["partial_rotary_factor"], 0.25))
         if turned % 2:
@@ -81,7 +81,7 @@ class GPTNeoX(Family):
             "rotary_dim": None if turned in (0, head_dim) else turned,
         }
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         head_dim = config.block.model_dim // config.block.n_head
         turned = 0 if config.positions == "none" else first(config.rotary_dim, head_dim)
         share = turned / head_dim
@@ -90,7 +90,7 @@ class GPTNeoX(Family):
         rope = {**published_rope(config.rotary_base, config.rotary_scaling), "partial_rotary_factor": share}
         return {"rope_parameters": rope, "rotary_pct": share, "rotary_emb_base": config.rotary_base}
 
-    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> Said:
+    def gguf_config(self, values: Mapping[str, Any], tensors: Container[str]) -> HFConfig:
         said = super().gguf_config(values, tensors)
         head_dim = said["hidden_size"] // said["num_attention_heads"]
         turned = gguf_number(values, "rope.dimension_count", int, head_dim)

@@ -1,6 +1,6 @@
 """Qwen3: Llama's blocks with a norm on each head's queries and keys. Yang et al. 2025."""
 
-from regard.models.families.family import Published, Said, first, local_layers, published_layers
+from regard.models.families.family import HFConfig, Published, first, local_layers, published_layers
 from regard.models.families.llama import Llama
 from regard.models.transformer import TransformerConfig
 
@@ -35,7 +35,7 @@ class Qwen3(Llama):
     gguf = "qwen3"
     gguf_pairs = False
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         n_layer = said["num_hidden_layers"]
         window = said.get("sliding_window", 4096) if said.get("use_sliding_window") else None
         first_local = n_layer if window is None else said.get("max_window_layers", 28)
@@ -46,7 +46,7 @@ class Qwen3(Llama):
     def model_type(self, config: TransformerConfig) -> str:
         return "qwen3"
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         return {
             "use_sliding_window": config.block.window is not None,
             "layer_types": published_layers(config),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from regard.models.families.family import Family, Published, Said, Weight, first, published_activation
+from regard.models.families.family import Family, HFConfig, Published, Weight, first, published_activation
 from regard.models.transformer import Transformer, TransformerConfig
 
 _RELATIVE = "block.0.layer.0.SelfAttention.relative_attention_bias"
@@ -74,7 +74,7 @@ class T5(Family):
         }
     }
 
-    def derived(self, said: Published) -> Said:
+    def derived(self, said: Published) -> HFConfig:
         feed_forward = said.get("feed_forward_proj", "relu")
         scaled = said.get("scale_decoder_outputs", said.get("tie_word_embeddings", True))
         gated_gelu = feed_forward == "gated-gelu"
@@ -85,7 +85,7 @@ class T5(Family):
             "block.gated": feed_forward.startswith("gated-"),
         }
 
-    def more(self, config: TransformerConfig) -> Said:
+    def extra_hf_fields(self, config: TransformerConfig) -> HFConfig:
         activation = published_activation(config.block.activation)
         if config.block.gated:
             activation = f"gated-{'gelu' if activation == 'gelu_new' else activation}"
@@ -97,9 +97,9 @@ class T5(Family):
             "pad_token_id": 0,
         }
 
-    def theirs(self, module: str) -> str:
+    def hf_name(self, module: str) -> str:
         """An encoder's blocks have no cross-attention to count."""
-        name = super().theirs(module)
+        name = super().hf_name(module)
         return name.replace(".layer.2.", ".layer.1.") if module.startswith("encoder") else name
 
     def names(self, model: Transformer) -> dict[str, Weight]:

@@ -84,7 +84,7 @@ def disagreements(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int
     return wrong
 
 
-def _contradicted(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]:
+def _contradicted(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int, str]:
     """Say of each comment, in order, whether it contradicts the shapes and the comments before it."""
     sentences: dict[int, str] = {}
     sizes: dict[int, list[Sizes]] = {}  # by call: every way to read the comments so far

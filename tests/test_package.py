@@ -270,15 +270,16 @@ PACKAGES = {
     "costs": """Cost Counted Formula Latent Machine Placed Row cost leading measure_machine parameters placed
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text timeline_map",
-    "experiments": """Change Curve Effect Effects Finding HeadGate HeadPair KnockOut LogitReading ModelPart
-        PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget RowEngine RowScores Why ablated
-        ablation effects head_means importance losses_without mean_loss patch_effects prune pruning_curve
-        ranked_heads save_pruned why""",
+    "experiments": """TASKS Change CircuitCurve Curve Effect Effects Finding HeadGate HeadPair KnockOut
+        LogitReading ModelPart PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget
+        RowEngine RowScores ScoredCircuit TaskPrompts Why ablated ablation circuit effects head_means
+        importance losses_without mean_loss patch_effects prune pruning_curve ranked_heads save_pruned
+        task_prompts why""",
     "heads": """LABELS RULES AgainstChance Attribution Circuit ComparedScore Composition HeadLabel
         LabelRule Measures RandomNull RelationScore ScoreSplit Sentence Survey Word columns_of
-        composition label largest_share logit_attribution logit_lens lost_attention measure
-        ov_circuit planted_needle qk_circuit random_null read_conllu repeated_tokens rollout
-        score_pairs score_relations score_split stands_out survey to_dataframe value_weighted""",
+        composition label largest_share logit_attribution logit_lens lost_attention measure ov_circuit
+        planted_needle qk_circuit random_null read_conllu repeated_tokens rollout score_pairs
+        score_relations score_split stands_out survey to_dataframe value_weighted""",
     "layers": """AdditiveAttention Block BlockConfig DeltaAttention Evict FeedForward KVCache LatentAttention
         LayerCache LearnedPositions MultiHeadAttention Record RelativeBias Rotary RotaryCosSin
         RotaryScaling SinusoidalPositions merge_heads sinusoidal split_heads""",

@@ -32,6 +32,7 @@ COMMANDS = {
     "look": ("look", "Show what attention looks at."),
     "models": ("models", "List trained models and download them."),
     "prune": ("heads", "Remove heads and plot the effect on the loss."),
+    "circuit": ("circuit", "Find the few heads that do a task, and score them."),
     "why": ("heads", "Explain a prediction by switching parts off."),
     "quiz": ("exercises", "Answer written questions."),
     "start": ("exercises", "Write the starter file of an exercise."),

@@ -264,3 +264,14 @@ def test_a_timeline_has_seconds_below_and_its_sound_above():
     assert axes.lines[0].get_xdata().tolist() == [0.25, 0.75, 1.75]
     with pytest.raises(ShapeError, match="name for each row"):
         timeline_map(torch.rand(3, 4), ["a"], 2.0)
+
+
+def test_a_map_of_weights_that_were_softmaxed_twice_says_so():
+    """The classic slip of a plotting cell; weights themselves, masked or not, are drawn without a word."""
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
+    labels = list("abcde")
+    heat_map(weights, labels, labels)
+    heat_map(scores.softmax(-1), labels, labels)
+    with pytest.warns(UserWarning, match="probabilities already"):
+        heat_map(weights.softmax(-1), labels, labels)

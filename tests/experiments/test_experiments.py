@@ -184,7 +184,7 @@ def test_why_says_what_switching_off_does(neox):
     assert edge.change == pytest.approx(run(asked, lambda r: r.knock_out(**place)) - said.score, abs=1e-5)
     layer = regard.trace(neox, torch.tensor([[5, 17, 3, 42, 8]])).layer(edge.part.layer)
     assert edge.weight == pytest.approx(
-        float(layer.weights(0, edge.part.head)[edge.part.query, edge.part.key]), rel=1e-4
+        float(layer.weights(edge.part.head)[edge.part.query, edge.part.key]), rel=1e-4
     )
 
     def unseen(inside):
@@ -200,6 +200,7 @@ def test_why_says_what_switching_off_does(neox):
     assert said.figure().axes
 
 
+@torch.no_grad()
 def test_the_direct_effect_of_a_head_is_what_it_writes_into_the_last_norm():
     """By hand: the stream before the last norm without what the head's output matrix added to it."""
     loaded = tiny("gpt2")
@@ -257,7 +258,7 @@ def test_why_of_a_masked_model_and_what_is_refused():
     with pytest.raises(ArgumentError, match="one text is asked about"):
         effects(tiny("gpt2"), ["the cat", "a mat"])
     with pytest.raises(UnsupportedError, match="gives no logits"):
-        effects(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval(), torch.zeros(1, 2, 3, 8)[0])
+        effects(torch.nn.Unflatten(1, (2, 3)), torch.zeros(1, 6, 8))
     with pytest.raises(ShapeError, match="equally many tokens"):
         patch_effects(tiny("gpt2"), "the cat", "the cats", answer=7)
     with pytest.raises(ArgumentError, match="there is no layer 2: there are 2"):

@@ -189,7 +189,7 @@ def test_a_folder_of_another_type_is_opened_where_it_lives(tmp_path):
         assert list(tokens) == wanted.tolist()
     assert regard.generate(loaded, prompts, max_new=4, n_beam=3).tokens
     with pytest.raises(UnsupportedError, match="model of our own"):
-        regard.heads.prune(loaded, [(0, 1)])
+        regard.experiments.prune(loaded, [(0, 1)])
     (tmp_path / "opt" / "model.safetensors").unlink()
     with pytest.raises(regard.RegardError, match="transformers cannot open it"):
         load(tmp_path / "opt")

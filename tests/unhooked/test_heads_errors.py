@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import regard.experiments
 import regard.heads
 from regard.drawing.figures import curves, head_grid
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
@@ -223,9 +224,9 @@ def test_pictures_of_nothing_are_refused():
 def test_a_foreign_model_loses_no_head_for_good():
     """Heads of somebody else's module are switched off; what has no head at all says so."""
     with pytest.raises(ArgumentError, match=r"models of this library.*regard\.intervene.*Got Linear"):
-        regard.heads.prune(torch.nn.Linear(3, 3), [(0, 1)])
+        regard.experiments.prune(torch.nn.Linear(3, 3), [(0, 1)])
     with pytest.raises(UnsupportedError, match="foretells no token"):
-        regard.heads.mean_loss(torch.nn.Linear(3, 3), [[1, 2, 3]])
+        regard.experiments.mean_loss(torch.nn.Linear(3, 3), [[1, 2, 3]])
 
 
 def test_what_is_no_table_of_heads_is_refused():

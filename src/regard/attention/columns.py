@@ -11,16 +11,28 @@ from regard.attention.shapes import Keys, Queries, check_attention, row_blocks, 
 def column_sums(
     q: Queries, k: Keys, lse: Float[Tensor, "batch head query"], rule: ScoreRule, rows: slice | None = None
 ) -> Float[Tensor, "batch head key"]:
-    """The sum of each key's weights over all queries, or over `rows` of them; at least in float32.
+    """Sum each key's weights over the queries, in memory that grows with the length only.
 
-    `lse` is what `attend(q, k, v, rule)` returned. All sums of a head together are its number of queries
-    that see something, less what a sink takes.
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``.
+        lse: ``(batch, head, query)``, what `attend(q, k, v, rule)` returned.
+        rule: The rule it was given.
+        rows: Only these queries. Default: all.
 
-    >>> from regard.attention import Visibility, attend
-    >>> q = k = torch.zeros(1, 1, 3, 2)
-    >>> rule = ScoreRule(visible=Visibility(causal=True))
-    >>> column_sums(q, k, attend(q, k, k, rule).lse, rule)[0, 0]
-    tensor([1.8333, 0.8333, 0.3333])
+    Returns:
+        ``(batch, head, key)``. All sums of a head together are its number of queries that see something, less
+        what a sink takes.
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
+
+    Example:
+        >>> from regard.attention import Visibility, attend
+        >>> q = k = torch.zeros(1, 1, 3, 2)
+        >>> rule = ScoreRule(visible=Visibility(causal=True))
+        >>> column_sums(q, k, attend(q, k, k, rule).lse, rule)[0, 0]
+        tensor([1.8333, 0.8333, 0.3333])
     """
     check_attention(q, k)
     rule.check(q, k)

@@ -32,7 +32,12 @@ State = Float[Tensor, "batch head qk_dim v_dim"]
 
 
 class DeltaAttended(NamedTuple):
-    """The outputs, and the state after the last token."""
+    """What the delta rule returns.
+
+    Attributes:
+        out: ``(batch, head, position, v_dim)``.
+        state: ``(batch, head, qk_dim, v_dim)``, after the last token.
+    """
 
     out: Values
     state: State
@@ -49,14 +54,32 @@ def attend_delta(
     state: State | None = None,
     chunk: int = 64,
 ) -> DeltaAttended:
-    """A whole sequence, chunk by chunk; `log_decay` is ln a_t, at most 0, `beta` b_t, usually from 0 to 1.
+    """Compute the gated delta rule over a whole sequence, chunk by chunk.
 
     Keys are usually of length 1: then b_t = 1 makes the memory answer k_t with v_t exactly.
 
-    >>> k = torch.eye(2)[None, None]
-    >>> v = torch.tensor([[[[3.0], [5.0]]]])
-    >>> attend_delta(k, k, v, torch.zeros(1, 1, 2), torch.ones(1, 1, 2), scale=1.0).out.flatten()
-    tensor([3., 5.])
+    Args:
+        q: Queries, ``(batch, head, position, qk_dim)``.
+        k: Keys, of the same shape.
+        v: Values, ``(batch, head, position, v_dim)``.
+        log_decay: ``(batch, head, position)``, ln a_t, at most 0.
+        beta: ``(batch, head, position)``, b_t, usually from 0 to 1.
+        scale: Factor of the output. Default: 1 / sqrt(qk_dim).
+        state: ``(batch, head, qk_dim, v_dim)``, before the first token. Default: 0.
+        chunk: Tokens that one triangular system solves; any number gives the same.
+
+    Returns:
+        Outputs, and the state after the last token.
+
+    Raises:
+        ShapeError: If the inputs do not fit together.
+        ArgumentError: If `chunk` is below 1.
+
+    Example:
+        >>> k = torch.eye(2)[None, None]
+        >>> v = torch.tensor([[[[3.0], [5.0]]]])
+        >>> attend_delta(k, k, v, torch.zeros(1, 1, 2), torch.ones(1, 1, 2), scale=1.0).out.flatten()
+        tensor([3., 5.])
     """
     if chunk < 1:
         raise ArgumentError(f"chunk must be at least 1. Got {chunk}.")
@@ -81,7 +104,23 @@ def attend_delta(
 def delta_step(
     q: Rows, k: Rows, v: Values, log_decay: Gates, beta: Gates, state: State, *, scale: float | None = None
 ) -> DeltaAttended:
-    """One token of decoding, by the formulas above: costs the same at every position."""
+    """Decode one token by the formulas above; it costs the same at every position.
+
+    Args:
+        q: Query, ``(batch, head, 1, qk_dim)``.
+        k: Key, of the same shape.
+        v: Value, ``(batch, head, 1, v_dim)``.
+        log_decay: ``(batch, head, 1)``, ln a_t, at most 0.
+        beta: ``(batch, head, 1)``, b_t, usually from 0 to 1.
+        state: ``(batch, head, qk_dim, v_dim)``, after the tokens before.
+        scale: Factor of the output. Default: 1 / sqrt(qk_dim).
+
+    Returns:
+        The output, and the state after this token.
+
+    Raises:
+        ShapeError: If the inputs do not fit together, or are of more than one token.
+    """
     given = v.dtype
     q, k, v, log_decay, beta = _prepared(q, k, v, log_decay, beta, scale, state)
     if q.shape[2] != 1:
@@ -96,7 +135,22 @@ def delta_step(
 def delta_weights(
     q: Rows, k: Rows, log_decay: Gates, beta: Gates, *, scale: float | None = None
 ) -> Float[Tensor, "batch head position position"]:
-    """How much of each value every output holds: `attend_delta` is these weights times v, from no state."""
+    """Compute how much of each value every output holds: `attend_delta` is these weights times v.
+
+    Args:
+        q: Queries, ``(batch, head, position, qk_dim)``.
+        k: Keys, of the same shape.
+        log_decay: ``(batch, head, position)``, ln a_t, at most 0.
+        beta: ``(batch, head, position)``, b_t, usually from 0 to 1.
+        scale: Factor of the output. Default: 1 / sqrt(qk_dim).
+
+    Returns:
+        ``(batch, head, position, position)``, from an empty state; weights may be negative, and rows need not
+        sum to 1.
+
+    Raises:
+        ShapeError: If the inputs do not fit together.
+    """
     q, k, _, log_decay, beta = _prepared(q, k, k, log_decay, beta, scale, None)
     with no_autocast(q.device):
         _, between = _decays(log_decay)

@@ -32,26 +32,26 @@ class FeatureMap(Data, ABC):
 
     @abstractmethod
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
-        """Features of queries or keys."""
+        """Return the features of queries or keys."""
 
     def dim(self, qk_dim: int) -> int:
-        """How many features `phi` makes of `qk_dim` numbers."""
+        """Return how many features `phi` makes of `qk_dim` numbers."""
         return qk_dim
 
     def phi_query(self, q: Float[Tensor, "*lead query qk_dim"]) -> Float[Tensor, "*lead query feature"]:
-        """Features of queries up to a factor for each row, which the normaliser takes out again."""
+        """Return features of queries up to a factor for each row, which cancels."""
         return self.phi(q)
 
     def similarity(
         self, q: Float[Tensor, "*lead query qk_dim"], k: Float[Tensor, "*lead key qk_dim"]
     ) -> Float[Tensor, "*lead query key"]:
-        """phi(q) . phi(k) for every pair."""
+        """Return phi(q) . phi(k) for every pair."""
         return self.phi(q) @ self.phi(k).mT
 
     def rounding(
         self, q: Float[Tensor, "*lead query qk_dim"], z: Float[Tensor, "*lead feature"]
     ) -> Float[Tensor, "*lead query"] | float:
-        """How large rounding can make phi(q) . z where it should be 0: 0 if no feature is negative."""
+        """Return how large rounding can make phi(q) . z where it should be 0."""
         return 0.0
 
 
@@ -67,6 +67,7 @@ class EluPlusOne(FeatureMap):
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         # exp, and not expm1 + 1, which is 0 below -17 in float32.
+        """Return the features of queries or keys."""
         return x.clamp(max=0).exp() + x.relu()
 
 
@@ -77,6 +78,7 @@ class Relu(FeatureMap):
     word: ClassVar[str] = "relu"
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
+        """Return the features of queries or keys."""
         return x.relu()
 
 
@@ -87,8 +89,12 @@ class Quadratic(FeatureMap):
     phi(x) = (c, sqrt(2c) x_i, x_i^2, sqrt(2) x_i x_j for i < j): each cross term of the square occurs twice,
     so each of its two factors carries a sqrt(2).
 
-    >>> Quadratic(1.0).phi(torch.tensor([[1.0, 2.0]]))
-    tensor([[1.0000, 1.4142, 2.8284, 1.0000, 4.0000, 2.8284]])
+    Attributes:
+        c: The constant, at least 0.
+
+    Example:
+        >>> Quadratic(1.0).phi(torch.tensor([[1.0, 2.0]]))
+        tensor([[1.0000, 1.4142, 2.8284, 1.0000, 4.0000, 2.8284]])
     """
 
     word: ClassVar[str] = "quadratic"
@@ -102,6 +108,7 @@ class Quadratic(FeatureMap):
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
         # Feature by feature, so that each product runs along positions, which lie side by side.
+        """Return the features of queries or keys."""
         rows = x.mT.contiguous()
         twice = rows * math.sqrt(2)
         crossed = [rows[..., i : i + 1, :] * twice[..., i + 1 :, :] for i in range(x.shape[-1] - 1)]
@@ -109,18 +116,19 @@ class Quadratic(FeatureMap):
         return torch.cat([constant, twice * math.sqrt(self.c), rows.square(), *crossed], -2).mT
 
     def dim(self, qk_dim: int) -> int:
+        """Return how many features `phi` makes of `qk_dim` numbers."""
         return 1 + qk_dim + qk_dim * (qk_dim + 1) // 2
 
     def similarity(
         self, q: Float[Tensor, "*lead query qk_dim"], k: Float[Tensor, "*lead key qk_dim"]
     ) -> Float[Tensor, "*lead query key"]:
-        """(q . k + c)^2 for every pair, without features."""
+        """Return (q . k + c)^2 for every pair, without features."""
         return (q @ k.mT + self.c).square()
 
     def rounding(
         self, q: Float[Tensor, "*lead query qk_dim"], z: Float[Tensor, "*lead feature"]
     ) -> Float[Tensor, "*lead query"] | float:
-        """Some roundings of |phi(q)| sum_j |phi(k_j)|: features of both signs cancel, which squares do not.
+        """Return some roundings of |phi(q)| sum_j |phi(k_j)|: features of both signs cancel.
 
         |phi(x)| = |x|^2 + c, a sum of features, so the sum over keys can be read off z.
         """
@@ -135,6 +143,10 @@ class RandomFeatures(FeatureMap):
 
     phi(x) = exp(w_r . x' - |x'|^2 / 2) / sqrt(R) with x' = sqrt(scale) x, and directions w_r that are
     orthogonal in groups of qk_dim (Choromanski et al. 2021, lemma 1 and section 2.4). `draw` makes one.
+
+    Attributes:
+        projection: ``(feature, qk_dim)``, the directions.
+        scale: The factor of the dot product.
     """
 
     word: ClassVar[str] = "favor"
@@ -149,7 +161,7 @@ class RandomFeatures(FeatureMap):
     def draw(
         cls, qk_dim: int, n_feature: int = 256, *, seed: int = 0, scale: float | None = None
     ) -> RandomFeatures:
-        """Directions drawn from `seed`; `scale` is 1 / sqrt(qk_dim) unless given, as in softmax attention."""
+        """Draw directions from `seed`; `scale` is 1 / sqrt(qk_dim) unless given."""
         for name, count in (("qk_dim", qk_dim), ("n_feature", n_feature)):
             if count < 1:
                 raise ArgumentError(f"{name} is {count}: random features need at least 1.")
@@ -168,15 +180,18 @@ class RandomFeatures(FeatureMap):
         return cls(torch.cat(groups)[:n_feature].float(), scale)
 
     def phi(self, x: Float[Tensor, "*lead position qk_dim"]) -> Float[Tensor, "*lead position feature"]:
+        """Return the features of queries or keys."""
         exponent = self._along(x) - x.square().sum(-1, keepdim=True) * (self.scale / 2)
         return exponent.exp() / math.sqrt(len(self.projection))
 
     def phi_query(self, q: Float[Tensor, "*lead query qk_dim"]) -> Float[Tensor, "*lead query feature"]:
         # Each row's largest feature is 1: no query is too long for exp.
+        """Return features of queries, each row's largest 1: no query is too long for exp."""
         exponent = self._along(q)
         return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
 
     def dim(self, qk_dim: int) -> int:
+        """Return how many features `phi` makes of `qk_dim` numbers, the size they were drawn for."""
         if qk_dim != self.projection.shape[1]:
             raise ShapeError(
                 f"the random features were drawn for qk_dim {self.projection.shape[1]} and q has {qk_dim}: "
@@ -200,10 +215,25 @@ def feature_map(
     seed: int = 0,
     scale: float | None = None,
 ) -> FeatureMap:
-    """The feature map called `name`: "elu1", "relu", "quadratic" (reads c) or "favor" (reads the others).
+    """Return the feature map of that name.
 
-    >>> feature_map("quadratic", c=2.0)
-    Quadratic(c=2.0)
+    Args:
+        name: "elu1", "relu", "quadratic" or "favor".
+        qk_dim: Size of queries and keys; favor needs it.
+        c: The constant of the quadratic map.
+        n_feature: How many random features favor has.
+        seed: From which favor draws them.
+        scale: Of favor's dot product. Default: 1 / sqrt(qk_dim).
+
+    Returns:
+        A map, for `attend_linear` and `MultiHeadAttention`.
+
+    Raises:
+        ArgumentError: If there is no such map, or favor is not told `qk_dim`.
+
+    Example:
+        >>> feature_map("quadratic", c=2.0)
+        Quadratic(c=2.0)
     """
     if name not in FEATURE_MAPS:
         raise ArgumentError(f"no feature map is called {name!r}: there are {', '.join(FEATURE_MAPS)}.")

@@ -41,19 +41,30 @@ class LinearState(Data):
     """All that linear attention keeps of the keys and values it has seen; its size does not grow.
 
     float32 where the keys are float16 or bfloat16: the sums run over the whole sequence.
+
+    Attributes:
+        S: ``(batch, kv_head, feature, v_dim)``, the sum of phi(k_j) v_j^T.
+        z: ``(batch, kv_head, feature)``, the sum of phi(k_j).
     """
 
     S: Float[Tensor, "batch kv_head feature v_dim"]  # sum_j phi(k_j) v_j^T
     z: Float[Tensor, "batch kv_head feature"]  # sum_j phi(k_j)
 
     def select(self, batch: Int[Tensor, " chosen"]) -> LinearState:
-        """The states of these batch entries, in this order, as beam search asks for them."""
+        """Return the states of these batch entries, in this order, as beam search asks for them."""
         return LinearState(self.S[batch], self.z[batch])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearAttended(Data):
-    """What linear attention gives: the output, each row's normaliser, and the state where asked for."""
+    """What linear attention returns.
+
+    Attributes:
+        out: ``(batch, head, query, v_dim)``.
+        normaliser: ``(batch, head, query)``, the sum of phi_query(q_i) . phi(k_j) over keys, without
+            gradient; 0: the row sees nothing, and its output is 0.
+        state: The sums over all keys, where asked for.
+    """
 
     out: Float[Tensor, "batch head query v_dim"]
     # sum_j phi_query(q_i) . phi(k_j); 0: the row sees nothing, and its output is 0. No gradient.
@@ -85,17 +96,32 @@ def attend_linear(
     chunk: int | None = None,
     return_state: bool = False,
 ) -> LinearAttended:
-    """Averages of v weighted by phi(q) . phi(k), in time and memory linear in the length.
+    """Average the values weighted by phi(q) . phi(k), in time and memory linear in the length.
 
-    With `causal`, the queries stand at the last positions of the keys, and each sees the keys up to its
-    own. Every query also sees what `state` holds. `key_mask` is False where a key is padding. `chunk` is the
-    length inside which similarities are formed, chosen by map and heads unless given; any gives the same.
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``.
+        v: Values, ``(batch, kv_head, key, v_dim)``.
+        feature_map: phi.
+        causal: The queries are at the last positions of the keys, and each sees the keys up to its own.
+        key_mask: ``(batch, key)``, False where a key is padding.
+        state: Sums over earlier keys, which every query sees too.
+        chunk: The length inside which similarities are formed; any gives the same. Default: by map and heads.
+        return_state: Whether the sums over all keys are returned.
 
-    >>> from regard.attention import EluPlusOne
-    >>> q = k = torch.zeros(1, 1, 3, 2)
-    >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
-    >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()
-    tensor([0.0000, 1.5000, 3.0000])
+    Returns:
+        Output, normaliser and, where asked for, the state.
+
+    Raises:
+        ShapeError: If the inputs do not fit together.
+        ArgumentError: If `chunk` is below 1 or `feature_map` is not a map.
+
+    Example:
+        >>> from regard.attention import EluPlusOne
+        >>> q = k = torch.zeros(1, 1, 3, 2)
+        >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
+        >>> attend_linear(q, k, v, EluPlusOne(), causal=True).out.flatten()
+        tensor([0.0000, 1.5000, 3.0000])
     """
     _check(q, k, v, feature_map, key_mask, state)
     n_query, n_key, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
@@ -152,9 +178,22 @@ def linear_step(
     *,
     key_mask: Bool[Tensor, "batch 1"] | None = None,
 ) -> tuple[Float[Tensor, "batch head 1 v_dim"], LinearState]:
-    """One token of causal decoding: its output, and the state that includes it.
+    """Decode one token of causal linear attention; it costs the same at every position.
 
-    Costs the same at every position. The state given is left as it was, so that a search may go back to it.
+    Args:
+        q: Query, ``(batch, head, 1, qk_dim)``.
+        k: Key, ``(batch, kv_head, 1, qk_dim)``.
+        v: Value, ``(batch, kv_head, 1, v_dim)``.
+        state: Sums over the tokens before; None: there are none. It is left as it was, so that a search may
+            return to it.
+        feature_map: phi.
+        key_mask: ``(batch, 1)``, False where the token is padding.
+
+    Returns:
+        The output, ``(batch, head, 1, v_dim)``, and the state that includes this token.
+
+    Raises:
+        ShapeError: If the inputs do not fit together, or are of more than one token.
     """
     _check(q, k, v, feature_map, key_mask, state)
     if q.shape[2] != 1 or k.shape[2] != 1:
@@ -178,9 +217,23 @@ def linear_weights(
     causal: bool = False,
     key_mask: Bool[Tensor, "batch key"] | None = None,
 ) -> Float[Tensor, "batch head rows cols"]:
-    """Weights of `rows` x `cols`, as phi(q_i) . phi(k_j) / normaliser_i: costs its own area only.
+    """Compute the weights of `rows` x `cols`, phi(q_i) . phi(k_j) / normaliser_i, at the cost of their area.
 
-    `normaliser` is the one `attend_linear` gave for the same q, k and feature map.
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``.
+        normaliser: ``(batch, head, query)``, what `attend_linear` returned for the same q, k and feature map.
+        feature_map: phi.
+        rows: Which queries.
+        cols: Which keys.
+        causal: As `attend_linear` was given.
+        key_mask: As `attend_linear` was given.
+
+    Returns:
+        ``(batch, head, rows, cols)``.
+
+    Raises:
+        ShapeError: If the inputs do not fit together.
     """
     _check(q, k, None, feature_map, key_mask, None)
     if normaliser.shape != q.shape[:3]:

@@ -33,14 +33,14 @@ class Bias(Data, ABC):
 
     @abstractmethod
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
-        """The bias of `rows` x `cols`, the first query of all standing at position `start`."""
+        """Return the bias of `rows` x `cols`, the first query of all being at position `start`."""
 
     @abstractmethod
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
-        """Raise unless it fits attention of these sizes."""
+        """Raise `ShapeError` unless it fits attention of these sizes."""
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> Bias:
-        """The bias of one sequence (None: all), and of one head, some or all: a tile costs only theirs."""
+        """Return the bias of one sequence (None: all), and of one head, some or all."""
         raise UnsupportedError(
             f"{type(self).__name__} has no `part(batch, head)`, without which it is not traced."
         )
@@ -50,7 +50,9 @@ class Bias(Data, ABC):
 class DistanceBias(Bias):
     """One number for each head and distance: T5's relative positions (Raffel et al. 2020, 2.1).
 
-    `values[head, zero + distance]` with distance = key_pos - query_pos.
+    Attributes:
+        values: ``(head, distance)``; `values[head, zero + distance]` with distance = key_pos - query_pos.
+        zero: The index of distance 0.
     """
 
     values: Float[Tensor, "head distance"]
@@ -58,6 +60,7 @@ class DistanceBias(Bias):
     word: ClassVar[str] = "distance"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        """Return the bias of `rows` x `cols`, the first query of all being at position `start`."""
         n_row, n_col = rows.stop - rows.start, cols.stop - cols.start
         if not n_row or not n_col:
             return self.values.new_zeros(1, self.values.shape[0], n_row, n_col)
@@ -67,9 +70,11 @@ class DistanceBias(Bias):
         return line.unfold(-1, n_col, 1).flip(1)[None]
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> DistanceBias:
+        """Return the bias of one sequence (None: all), and of one head, some or all."""
         return replace(self, values=chosen(self.values, 0, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        """Raise `ShapeError` unless it fits attention of these sizes."""
         _check_heads("the distance bias", self.values.shape[0], n_head)
         lowest, highest = -(start + n_query - 1), n_key - 1 - start
         if self.zero + lowest < 0 or self.zero + highest >= self.values.shape[1]:
@@ -81,40 +86,54 @@ class DistanceBias(Bias):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SlopeBias(Bias):
-    """A penalty that grows with distance, one slope for each head: ALiBi (Press et al. 2022)."""
+    """A penalty that grows with distance, one slope for each head: ALiBi (Press et al. 2022).
+
+    Attributes:
+        slopes: ``(head,)``; each score is lowered by slope times distance.
+    """
 
     slopes: Float[Tensor, "head"]
     word: ClassVar[str] = "slope"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        """Return the bias of `rows` x `cols`, the first query of all being at position `start`."""
         device = self.slopes.device
         query_pos = torch.arange(start + rows.start, start + rows.stop, device=device)[:, None]
         distance = (torch.arange(cols.start, cols.stop, device=device)[None] - query_pos).abs()
         return -(self.slopes[:, None, None] * distance)[None]
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> SlopeBias:
+        """Return the bias of one sequence (None: all), and of one head, some or all."""
         return SlopeBias(chosen(self.slopes, 0, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        """Raise `ShapeError` unless it fits attention of these sizes."""
         _check_heads("the slopes", self.slopes.shape[0], n_head)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DenseBias(Bias):
-    """A whole table of numbers, for what nothing more compact can say; one row where all queries share it."""
+    """A whole table of numbers, for what nothing more compact can say.
+
+    Attributes:
+        values: ``(batch or 1, head or 1, query or 1, key)``: added to the scores.
+    """
 
     values: Float[Tensor, "_batch _head _query key"]
     word: ClassVar[str] = "dense"
 
     def tile(self, rows: slice, cols: slice, start: int) -> Float[Tensor, "_batch _head rows cols"]:
+        """Return the bias of `rows` x `cols`, the first query of all being at position `start`."""
         n_row = rows.stop - rows.start
         shared = self.values.shape[2] == 1 and n_row
         return self.values[:, :, slice(0, 1) if shared else rows, cols].expand(-1, -1, n_row, -1)
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> DenseBias:
+        """Return the bias of one sequence (None: all), and of one head, some or all."""
         return DenseBias(chosen(chosen(self.values, 0, batch), 1, head))
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int, start: int) -> None:
+        """Raise `ShapeError` unless it fits attention of these sizes."""
         wanted = (batch, n_head, n_query, n_key)
         fits = self.values.dim() == 4 and all(
             got == want or (axis < 3 and got == 1)
@@ -133,10 +152,17 @@ def _check_heads(what: str, got: int, n_head: int) -> None:
 
 
 def alibi_slopes(n_head: int) -> Float[Tensor, "head"]:
-    """The slopes of Press et al. 2022: a geometric sequence that ends at 2^-8.
+    """Return the slopes of Press et al. 2022: a geometric sequence that ends at 2^-8.
 
-    >>> alibi_slopes(8)[:3].tolist()
-    [0.5, 0.25, 0.125]
+    Args:
+        n_head: How many heads, at least 1.
+
+    Returns:
+        ``(head,)``, in float32.
+
+    Example:
+        >>> alibi_slopes(8)[:3].tolist()
+        [0.5, 0.25, 0.125]
     """
     check_sizes(n_head=n_head)
     power = 1 << (n_head.bit_length() - 1)
@@ -148,7 +174,21 @@ def alibi_slopes(n_head: int) -> Float[Tensor, "head"]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ScoreRule(Data):
-    """How a query and a key make a score. The default is the scaled dot product, everything visible."""
+    """How a query and a key make a score. The default is the scaled dot product with nothing masked.
+
+    Attributes:
+        scale: Factor of the dot product. None: 1 / sqrt(qk_dim); T5 uses 1.
+        visible: Which keys each query may look at; the others score -inf.
+        bias: Added to the scores: ALiBi, relative positions, or any table. None: nothing.
+        softcap: Scores become cap * tanh(score / cap), before bias and mask (Gemma 2). None: as they are.
+        additive: ``(qk_dim,)``, the vector w of additive scores w . tanh(q + k) (Bahdanau et al. 2015), in
+            the place of the dot product; it takes no scale.
+        sink: ``(head,)``, a learned score beside those of the keys, of a key without a value: weights of
+            a row then sum to less than 1 (gpt-oss).
+
+    Raises:
+        ArgumentError: If a number is out of range, or two fields exclude each other.
+    """
 
     scale: float | None = None  # None: 1 / sqrt(qk_dim); T5 uses 1
     visible: Visibility = field(default_factory=Visibility)
@@ -182,7 +222,7 @@ class ScoreRule(Data):
         return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
     def scale_for(self, qk_dim: int) -> float:
-        """The factor of the dot product."""
+        """Return the factor of the dot product."""
         return 1 / math.sqrt(qk_dim) if self.scale is None else self.scale
 
     @property
@@ -191,17 +231,17 @@ class ScoreRule(Data):
         return self.bias is None and self.softcap is None and self.additive is None
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> ScoreRule:
-        """The rule of one sequence (None: all), and of one head, some or all."""
+        """Return the rule of one sequence (None: all), and of one head, some or all."""
         bias = None if self.bias is None else self.bias.part(head, batch)
         sink = None if self.sink is None else chosen(self.sink, 0, head)
         return replace(self, visible=self.visible.part(head, batch), bias=bias, sink=sink)
 
     def row_cost(self, q: Tensor, k: Tensor) -> int:
-        """How many numbers the scores of one query position take, in all sequences and heads."""
+        """Count the numbers that the scores of one query position take, in all sequences and heads."""
         return q.shape[0] * q.shape[1] * k.shape[2] * (1 if self.additive is None else q.shape[3])
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        """Raise unless the rule fits these queries and keys."""
+        """Raise `ShapeError` unless the rule fits these queries and keys."""
         batch, n_head, n_query, qk_dim = q.shape
         n_key = k.shape[2]
         self.visible.check(batch, n_head, n_query, n_key)
@@ -222,7 +262,7 @@ class ScoreRule(Data):
     def scores(
         self, q: Queries, k: Keys, rows: slice | None = None, cols: slice | None = None
     ) -> Float[Tensor, "batch head rows cols"]:
-        """Scores of `rows` x `cols` (all by default), -inf where hidden; at least in float32."""
+        """Return the scores of `rows` x `cols` (all by default), -inf where masked; at least in float32."""
         rows = whole_slice("rows", rows, q.shape[2])
         cols = whole_slice("cols", cols, k.shape[2])
         scores = self.similarity(q[:, :, rows], k[:, :, cols])
@@ -237,11 +277,11 @@ class ScoreRule(Data):
         return scores
 
     def bias_tile(self, rows: slice, cols: slice) -> Float[Tensor, "_batch _head rows cols"] | None:
-        """What is added to the scores of `rows` x `cols`, if anything."""
+        """Return what is added to the scores of `rows` x `cols`, if anything."""
         return None if self.bias is None else self.bias.tile(rows, cols, self.visible.start)
 
     def similarity(self, q: Queries, k: Keys) -> Float[Tensor, "batch head query key"]:
-        """The product or additive score alone: no softcap, bias or visibility. Keys are never repeated."""
+        """Return the product or additive score alone: no softcap, bias or mask. Keys are never repeated."""
         compute = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(compute), k.to(compute)
         batch, n_head, n_query, qk_dim = q.shape

@@ -46,7 +46,12 @@ _PLAIN_UP_TO = 1 << 20
 
 
 class Attended(NamedTuple):
-    """What attention returns."""
+    """What attention returns.
+
+    Attributes:
+        out: ``(batch, head, query, v_dim)``.
+        lse: ``(batch, head, query)``, the natural log of each row's sum of exp(score); -inf: it sees no key.
+    """
 
     out: Float[Tensor, "batch head query v_dim"]
     lse: Float[Tensor, "batch head query"]  # natural log of the row's sum of exp(score); -inf: sees no key
@@ -64,20 +69,36 @@ def attend(
     dropout: float = 0.0,
     path: Path | None = None,
 ) -> Attended:
-    """Every query's average of the values, weighted by softmax over its scores, and the row log-sum-exp.
+    """Average the values, weighted by softmax over each query's scores, and return the row log-sum-exp too.
 
-    Query heads are a multiple of key heads (multi-head, grouped, multi-query); keys are never repeated in
-    memory. A row that sees nothing has output 0 and lse -inf; in any other, lse includes the rule's sink,
-    whose weight nothing gets. What is hidden may hold NaN or inf: it reaches neither output nor gradient. A
-    query that is itself not finite, or sees a key or value that is not, has output and lse NaN; under a rule
-    that hides anything it passes no gradient either. Finite queries and keys whose scores overflow are an
-    `ArgumentError`, unless compiled.
+    A row that sees nothing has output 0 and lse -inf; in any other, lse includes the rule's sink, which has
+    no value. What is masked may hold NaN or inf: it reaches neither output nor gradient. A query that is
+    itself not finite, or sees a key or value that is not, has output and lse NaN; under a rule that masks
+    anything it passes no gradient either.
 
-    >>> q = k = v = torch.eye(2)[None, None]
-    >>> out, lse = attend(q, k, v)
-    >>> weight = torch.exp(q[0, 0, 0] @ k[0, 0, 1] / 2**0.5 - lse[0, 0, 0])
-    >>> bool(torch.isclose(weight, out[0, 0, 0, 1]))
-    True
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``; ``head`` is a multiple of ``kv_head`` (multi-head,
+            grouped, multi-query), and keys are never repeated in memory.
+        v: Values, ``(batch, kv_head, key, v_dim)``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+        dropout: Probability with which a weight is set to 0.
+        path: "plain", "tiled" or "fused". Default: the fastest that can do it.
+
+    Returns:
+        Output and log-sum-exp, in which any weight is exp(score - lse).
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
+        ArgumentError: If scores of finite queries and keys overflow, unless compiled.
+        UnsupportedError: If `path` is "fused" and no kernel can do this; the message says why.
+
+    Example:
+        >>> q = k = v = torch.eye(2)[None, None]
+        >>> out, lse = attend(q, k, v)
+        >>> weight = torch.exp(q[0, 0, 0] @ k[0, 0, 1] / 2**0.5 - lse[0, 0, 0])
+        >>> bool(torch.isclose(weight, out[0, 0, 0, 1]))
+        True
     """
     rule = _checked(q, k, v, rule)
     check_dropout(dropout)
@@ -115,10 +136,23 @@ def attend(
 
 
 def weights(q: Queries, k: Keys, rule: ScoreRule | None = None) -> Float[Tensor, "batch head query key"]:
-    """All attention weights: rows sum to 1, to less where a sink takes part, to 0 where one sees nothing.
+    """Compute all attention weights.
 
-    >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
-    tensor([[0.5000, 0.5000]])
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``; ``head`` is a multiple of ``kv_head``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+
+    Returns:
+        ``(batch, head, query, key)``. Rows sum to 1, to less where a sink takes part, to 0 where every key is
+        masked.
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
+
+    Example:
+        >>> weights(torch.zeros(1, 1, 1, 3), torch.ones(1, 1, 2, 3))[0, 0]
+        tensor([[0.5000, 0.5000]])
     """
     rule = _checked(q, k, None, rule)
     if k.shape[2] == 0:
@@ -134,10 +168,22 @@ def masked_softmax(
     scores: Float[Tensor, "batch query key"],
     valid_lens: Int[Tensor, "batch"] | Int[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, "batch query key"]:
-    """Softmax over the first `valid_lens` keys of each sequence (1-D) or of each query (2-D); 0 elsewhere.
+    """Compute the softmax over the first `valid_lens` keys; weights of the others are 0.
 
-    >>> masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))[0].tolist()
-    [[0.5, 0.5, 0.0, 0.0]]
+    Args:
+        scores: ``(batch, query, key)``.
+        valid_lens: ``(batch,)``, for each sequence, or ``(batch, query)``, for each query. Default: all keys.
+
+    Returns:
+        ``(batch, query, key)``, in the dtype of the scores; a row of length 0 is 0.
+
+    Raises:
+        ShapeError: If the shapes do not fit.
+        ArgumentError: If a length is negative or above the number of keys.
+
+    Example:
+        >>> masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))[0].tolist()
+        [[0.5, 0.5, 0.0, 0.0]]
     """
     check_rank("scores", scores, ("batch", "query", "key"))
     check_same_kind(scores=scores)
@@ -155,12 +201,23 @@ def masked_softmax(
 def attend_hard(
     q: Queries, k: Keys, v: Values, rule: ScoreRule | None = None, *, straight_through: bool = False
 ) -> Float[Tensor, "batch head query v_dim"]:
-    """Each query's value of its most similar visible key (the first on ties), 0 where it sees nothing.
+    """Return each query's value of its most similar visible key (the first on ties).
 
-    Also 0 where a sink's score is higher than that of every key.
+    argmax has no gradient, so only the winning values get one.
 
-    argmax has no gradient, so only the winning values get one. With `straight_through`, queries and keys
-    are given the gradient soft attention would have given them (Bengio et al. 2013).
+    Args:
+        q: Queries, ``(batch, head, query, qk_dim)``.
+        k: Keys, ``(batch, kv_head, key, qk_dim)``.
+        v: Values, ``(batch, kv_head, key, v_dim)``.
+        rule: How scores are computed and which keys are masked. Default: scaled dot product, nothing masked.
+        straight_through: Give queries and keys the gradient that soft attention would have given them
+            (Bengio et al. 2013).
+
+    Returns:
+        ``(batch, head, query, v_dim)``; 0 where a query sees nothing, or a sink's score is above all others.
+
+    Raises:
+        ShapeError: If the inputs or the rule do not fit together.
     """
     rule = _checked(q, k, v, rule)
     if q.shape[0] == 0 or q.shape[2] == 0 or k.shape[2] == 0:

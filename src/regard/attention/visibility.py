@@ -41,8 +41,22 @@ _FAR = 1 << 30  # beyond any position
 class Visibility(Data):
     """Which keys each query may look at; every part given must allow it.
 
-    Key `j` stands at absolute position `j`, query `i` at `start + i`: with a cache, `start` is the number
-    of positions already in it. `&` combines two.
+    Key `j` is at absolute position `j`, query `i` at `start + i`: with a cache, `start` is the number of
+    positions already in it. `&` combines two.
+
+    Attributes:
+        causal: A query sees keys up to its own position.
+        start: Absolute position of the first query.
+        window: A query sees keys less than this many positions away, itself included. None: any distance.
+        lengths: ``(batch,)`` or ``(batch, query)``: only keys before this one are seen.
+        key_mask: ``(batch or 1, key)``: False where a key is padding.
+        query_segment: ``(batch, query)``: a query sees the keys of its own segment.
+        key_segment: ``(batch, key)``: the segment of each key; goes with `query_segment`.
+        dense: ``(batch or 1, head or 1, query, key)``: whatever nothing above can say, True = may look.
+
+    Raises:
+        ArgumentError: If `start` or `window` is out of range, or one segment is given without the other.
+        ShapeError: If a tensor has another rank or dtype.
     """
 
     causal: bool = False  # key_pos <= query_pos
@@ -133,7 +147,7 @@ class Visibility(Data):
     def tile(
         self, rows: slice, cols: slice, device: torch.device | str | None = None
     ) -> Bool[Tensor, "_batch _head rows cols"]:
-        """The block `rows` x `cols` of the table; batch and head are 1 where nothing depends on them."""
+        """Return the block `rows` x `cols` of the table; batch and head may be 1."""
         device = self.device or device
         query_pos = torch.arange(rows.start + self.start, rows.stop + self.start, device=device)[:, None]
         key_pos = torch.arange(cols.start, cols.stop, device=device)[None, :]
@@ -156,7 +170,7 @@ class Visibility(Data):
         return visible
 
     def part(self, head: int | Sequence[int] | None, batch: int | Sequence[int] | None) -> Visibility:
-        """The visibility of one sequence (None: all), and of one head, some or all."""
+        """Return the visibility of one sequence (None: all), and of one head, some or all."""
         if not (self.by_key or self.by_pair):
             return self
         part = self.mapped(lambda tensor: chosen(tensor, 0, batch))
@@ -169,7 +183,7 @@ class Visibility(Data):
         return next((tensor.device for tensor in tensors if tensor is not None), None)
 
     def sees_all(self, rows: slice, cols: slice) -> bool:
-        """Whether positions alone tell that every query of `rows` sees every key of `cols`.
+        """Return whether positions alone tell that every query of `rows` sees every key of `cols`.
 
         >>> causal = Visibility(causal=True)
         >>> causal.sees_all(slice(3, 5), slice(0, 4)), causal.sees_all(slice(3, 5), slice(0, 5))
@@ -181,7 +195,7 @@ class Visibility(Data):
         return behind and near and not self.by_key and not self.by_pair
 
     def key_range(self, rows: slice, n_key: int) -> slice:
-        """The keys that positions alone let some query of `rows` see: the rest need not be computed."""
+        """Return the keys that positions alone let some query of `rows` see."""
         first, last = self.start + rows.start, self.start + rows.stop - 1
         stop = min(n_key, last + 1) if self.causal else n_key
         begin = 0
@@ -191,7 +205,7 @@ class Visibility(Data):
         return slice(min(begin, n_key), max(stop, min(begin, n_key)))
 
     def combined_key_mask(self, n_key: int) -> Bool[Tensor, "_batch key"] | None:
-        """`key_mask` and one-dimensional `lengths` as one row of booleans for each sequence."""
+        """Return `key_mask` and one-dimensional `lengths` as one row of booleans for each sequence."""
         visible = self.key_mask
         if self.lengths is not None and self.lengths.dim() == 1:
             within = torch.arange(n_key, device=self.lengths.device) < self.lengths[:, None]
@@ -201,7 +215,7 @@ class Visibility(Data):
     def rows_that_see(
         self, n_query: int, n_key: int, device: torch.device | str | None = None
     ) -> Bool[Tensor, "_batch _head query"] | None:
-        """Which queries see any key at all; None where all surely do."""
+        """Return which queries see any key at all; None where all surely do."""
         near = self.window is None or self.start + n_query - n_key < self.window
         if n_query == 0 or (n_key and near and not self.by_key and not self.by_pair):
             return None
@@ -211,7 +225,7 @@ class Visibility(Data):
     def rows_seeing(
         self, flags: Bool[Tensor, "_batch _head key"], n_query: int
     ) -> Bool[Tensor, "_batch _head query"]:
-        """Which queries see a key that has its flag set."""
+        """Return which queries see a key that has its flag set."""
         n_key = flags.shape[2]
         if not n_key:
             return flags.new_zeros(*flags.shape[:2], n_query)
@@ -229,7 +243,7 @@ class Visibility(Data):
         return torch.cat(blocks, dim=-1)
 
     def simplified(self, n_query: int, n_key: int) -> Visibility:
-        """The same table, without the parts that hide nothing at these sizes."""
+        """Return the same table without the parts that mask nothing at these sizes."""
         last = self.start + n_query - 1
         # `if` makes a Python bool of a size that is still a symbol when compiling.
         causal = True if self.causal and self.start < n_key - 1 else False  # noqa: SIM210
@@ -240,7 +254,7 @@ class Visibility(Data):
         return replace(self, causal=causal, window=window)
 
     def check(self, batch: int, n_head: int, n_query: int, n_key: int) -> None:
-        """Raise unless this fits attention of these sizes."""
+        """Raise `ShapeError` or `ArgumentError` unless this fits attention of these sizes."""
         wanted = {"batch": batch, "head": n_head, "query": n_query, "key": n_key}
         for name, words in _WORDS.items():
             tensor: Tensor | None = getattr(self, name)
@@ -264,7 +278,7 @@ class Visibility(Data):
 
     @classmethod
     def from_dense(cls, visible: Bool[Tensor, "*shape query key"]) -> Visibility:
-        """The most compact visibility equal to a boolean table of 2 to 4 dimensions, True = may look.
+        """Return the most compact visibility equal to a boolean table of 2 to 4 dimensions, True = may look.
 
         Causal, windowed and padded tables are recognised, because a kernel is twice as fast with a flag.
         """
@@ -275,7 +289,7 @@ class Visibility(Data):
     def from_torch_masks(
         cls, attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, n_head: int = 1
     ) -> tuple[Visibility, Float[Tensor, "_batch _head _query key"] | None]:
-        """The masks of `nn.MultiheadAttention` (True = hidden), and the bias a float mask adds, if any.
+        """Convert the masks of `nn.MultiheadAttention` (True = masked); return the bias of a float mask too.
 
         The bias is for `DenseBias`; its query is 1 where only a float `key_padding_mask` adds something.
         """
@@ -301,10 +315,10 @@ class Visibility(Data):
     def from_additive(
         cls, mask: Float[Tensor, "*shape query key"]
     ) -> tuple[Visibility, Float[Tensor, "_batch _head query key"] | None]:
-        """A float mask that is added to the scores (transformers' 4-D masks among them), taken apart.
+        """Split a float mask that is added to the scores, as transformers' 4-D masks are, into mask and bias.
 
-        -inf, and numbers as low as the dtype's minimum, hide; what remains is a bias, or None where it is 0.
-        A row that such a mask hides wholly sees nothing here; softmax over equal low numbers sees all alike.
+        -inf, and numbers as low as the dtype's minimum, mask; what remains is a bias, or None where it is 0.
+        A row that such a mask hides wholly sees nothing here; softmax over equal low numbers is uniform.
         """
         hidden, bias = _taken_apart(mask)
         return cls.from_dense(~hidden), None if bias is None else _four_dimensional(bias)

@@ -362,8 +362,10 @@ class Runner:
                     below = descendants(worker.pid)
                     processes = [*own, *below]
                     seconds, active = activity(processes)
-                    # What has no processor yet, or is not forked yet, is not to blame.
-                    more = max(0.0, seconds - computed) if active or not processes else now - looked
+                    # What has no processor yet, or is not forked yet, is not to blame. What is asleep at a
+                    # look need not have been since the last, which is long ago where we had to wait too.
+                    slept = min(now - looked, 2 * LOOK_SECONDS)
+                    more = max(0.0, seconds - computed) if active or not processes else slept
                     more = now - looked if math.isnan(seconds) else more
                     computed, looked = max(computed, seconds), now
                     used, quiet = used + more, quiet + more

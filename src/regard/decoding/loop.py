@@ -30,7 +30,13 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What was generated for each prompt; stop tokens are not in it."""
+    """What was generated for each prompt.
+
+    Attributes:
+        tokens: The ids, without the prompt's and without stop tokens.
+        texts: The same as text; None for a model without tokenizer.
+        log_probabilities: Of the whole continuation, the stop token included.
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...] | None  # None for a model without tokenizer
@@ -253,9 +259,29 @@ def generate(
 ) -> Generated:
     """Continue each prompt, or answer it where the model is an encoder-decoder.
 
-    `prompt` is a text, several texts, lists of token ids, or a tensor of ids. Greedy by default; a
-    `temperature` samples; `n_beam` above 1 searches. Prompts of different lengths are padded, which does not
-    change what comes out. `cache` says what is let go of what has been read; by default, nothing is.
+    Prompts of different lengths are padded, which does not change what comes out.
+
+    Args:
+        model: What `load` returned, or any model with `begin`.
+        prompt: A text, several texts, lists of token ids, or a tensor of ids, ``(batch, position)``.
+        max_new: At most this many tokens are written.
+        temperature: 0 takes the likeliest token, 1 samples from the model's own probabilities.
+        top_k: Sample among the k likeliest only.
+        top_p: Sample among the likeliest that together reach this probability.
+        repetition_penalty: Scores of tokens already there are divided by it (Keskar et al. 2019).
+        n_beam: Above 1: beam search with so many beams.
+        length_penalty: A beam's log probability is divided by its length to this power.
+        stop: Tokens that end a text. Default: the model's own.
+        start_token: What an answer begins with, where an encoder-decoder does not know.
+        seed: Of the samples. Default: PyTorch's own generator.
+        cache: What a cache drops of what has been read. Default: nothing.
+
+    Returns:
+        Tokens, texts and log probabilities, one for each prompt.
+
+    Raises:
+        ArgumentError: If an option is out of range, or the prompt leaves no room.
+        UnsupportedError: If the model cannot be decoded, or cannot drop positions.
     """
     if n_beam < 1:
         raise ArgumentError(f"n_beam must be at least 1. Got {n_beam}.")
@@ -287,7 +313,27 @@ def stream(
     seed: int | None = None,
     cache: Evict | None = None,
 ) -> Iterator[str]:
-    """The pieces of text of one continuation, as they come; together they are what `generate` gives."""
+    """Yield the pieces of text of one continuation as they come; together they are what `generate` gives.
+
+    Args:
+        model: What `load` returned.
+        prompt: A text.
+        max_new: At most this many tokens are written.
+        temperature: 0 takes the likeliest token, 1 samples from the model's own probabilities.
+        top_k: Sample among the k likeliest only.
+        top_p: Sample among the likeliest that together reach this probability.
+        repetition_penalty: Scores of tokens already there are divided by it (Keskar et al. 2019).
+        stop: Tokens that end a text. Default: the model's own.
+        seed: Of the samples. Default: PyTorch's own generator.
+        cache: What a cache drops of what has been read. Default: nothing.
+
+    Yields:
+        Text, each piece complete characters.
+
+    Raises:
+        ArgumentError: If an option is out of range.
+        UnsupportedError: If the model has no tokenizer, or cannot be decoded.
+    """
     if model.tokenizer is None:
         raise UnsupportedError("this model has no tokenizer: use generate with token ids.")
     choice = Choice(temperature, top_k, top_p, repetition_penalty)

@@ -10,7 +10,13 @@ from regard.files.loading import Loaded
 
 @dataclass(frozen=True, slots=True)
 class FilledMask:
-    """What a masked model puts in the place of one masked token."""
+    """What a masked model puts in the place of one masked token.
+
+    Attributes:
+        position: Where the mask is, among the tokens.
+        tokens: The likeliest, likeliest first.
+        probabilities: Of each.
+    """
 
     position: int
     tokens: tuple[str, ...]  # likeliest first
@@ -19,7 +25,20 @@ class FilledMask:
 
 @torch.no_grad()
 def fill_mask(model: Loaded, text: str, *, top: int = 5) -> list[FilledMask]:
-    """The likeliest words for each mask in `text`, which is written as the tokenizer's mask token."""
+    """Return the likeliest words for each mask in a text.
+
+    Args:
+        model: A model with a masked head, such as BERT.
+        text: With the tokenizer's mask token where a word is wanted.
+        top: How many words for each mask.
+
+    Returns:
+        One entry for each mask, in order.
+
+    Raises:
+        UnsupportedError: If the model has no masked head, or its tokenizer no mask token.
+        ArgumentError: If the text has no mask.
+    """
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.special.mask is None:
         raise UnsupportedError("this model's tokenizer has no mask token.")

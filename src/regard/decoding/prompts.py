@@ -17,7 +17,13 @@ Side = Literal["left", "right"]  # pad on the left what is gone on with, on the 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """Texts as token ids."""
+    """Texts as token ids.
+
+    Attributes:
+        ids: ``(batch, position)``.
+        key_mask: ``(batch, position)``, False where a token is padding; None: there is no padding.
+        texts: The texts, where all were given as text.
+    """
 
     ids: Int[Tensor, "batch position"]
     key_mask: Bool[Tensor, "batch position"] | None  # False: padding; None: there is none
@@ -35,10 +41,20 @@ def encoded(
     side: Side = "right",
     filler: int | None = None,
 ) -> Encoded:
-    """A text, several, lists of ids or a tensor of ids, (position) or (batch, position), as one rectangle.
+    """Arrange a text, several, lists of ids or a tensor of ids as one rectangle of ids.
 
-    `tokenizer` is ours, one of the `tokenizers` library or one of transformers'; None where ids are given.
-    Padding has the id `filler`, by default the tokenizer's for it; being hidden, it changes nothing.
+    Args:
+        given: A text, several texts, lists of ids, or ids ``(position,)`` or ``(batch, position)``.
+        tokenizer: Ours, one of the `tokenizers` library or one of transformers'; None where ids are given.
+        device: Where the ids go.
+        side: Where shorter rows are padded: "left" before what is continued, "right" after what is read.
+        filler: The id of padding, which is masked. Default: the tokenizer's.
+
+    Returns:
+        The ids, and which of them are padding.
+
+    Raises:
+        ArgumentError: If nothing is given, or a text without a tokenizer.
     """
     if isinstance(given, Tensor | np.ndarray):
         given = torch.as_tensor(given)

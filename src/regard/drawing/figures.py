@@ -596,6 +596,23 @@ def _framed(
     return figure, ax
 
 
+def softmaxed_twice(weights: Float[Tensor, "query key"]) -> bool:
+    """Return whether every row is the softmax of probabilities, some of which are 0, as hidden keys have.
+
+    The logarithm of such a row, moved so that it sums to 1, is the row before the second softmax.
+
+    >>> once = torch.tensor([[1.0, 0.0, 0.0], [0.4, 0.6, 0.0]])
+    >>> softmaxed_twice(once.softmax(-1)), softmaxed_twice(once)
+    (True, False)
+    """
+    rows = weights.double()
+    if rows.shape[-1] < 2 or not bool((rows > 0).all()) or bool(((rows.sum(-1) - 1).abs() > 1e-4).any()):
+        return False
+    logs = rows.log()
+    before = logs + (1 - logs.sum(-1, keepdim=True)) / rows.shape[-1]
+    return bool((before > -1e-5).all()) and bool((before < 1e-5).any())
+
+
 def _checked(
     weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None = None
 ) -> np.ma.MaskedArray[Any, Any]:
@@ -606,6 +623,12 @@ def _checked(
     if visible is not None and visible.shape != weights.shape:
         shapes = f"visible is {tuple(visible.shape)} and weights is {tuple(weights.shape)}"
         raise ShapeError(f"{shapes}: they must have the same shape (query, key).")
+    if softmaxed_twice(weights.detach()):
+        warnings.warn(
+            "these rows are a softmax of rows that are probabilities already, which makes all weights nearly "
+            "equal: draw the weights themselves.",
+            stacklevel=3,
+        )
     values = weights.detach().float().cpu().numpy()
     return np.ma.masked_array(values, False if visible is None else ~visible.cpu().numpy())
 

@@ -17,6 +17,7 @@ from regard.experiments.changes import (
     PatchOutputs,
     PatchWeights,
 )
+from regard.experiments.circuits import CircuitCurve, ScoredCircuit, circuit
 from regard.experiments.engine import LogitReading, RowEngine, RowScores
 from regard.experiments.exact import Effect, Effects, ModelPart, effects
 from regard.experiments.explain import Finding, HeadPair, Why, why
@@ -34,9 +35,12 @@ from regard.experiments.losses import (
 from regard.experiments.patching import PatchEffects, patch_effects
 from regard.experiments.pruning import prune, save_pruned
 from regard.experiments.targets import PredictionTarget
+from regard.experiments.tasks import TASKS, TaskPrompts, task_prompts
 
 __all__ = [
+    "TASKS",
     "Change",
+    "CircuitCurve",
     "Curve",
     "Effect",
     "Effects",
@@ -53,9 +57,12 @@ __all__ = [
     "PredictionTarget",
     "RowEngine",
     "RowScores",
+    "ScoredCircuit",
+    "TaskPrompts",
     "Why",
     "ablated",
     "ablation",
+    "circuit",
     "effects",
     "head_means",
     "importance",
@@ -66,5 +73,6 @@ __all__ = [
     "pruning_curve",
     "ranked_heads",
     "save_pruned",
+    "task_prompts",
     "why",
 ]

@@ -27,10 +27,22 @@ from regard.tracing.traces import Trace, TraceChecks
 def rollout(
     trace: Trace, query: int, *, layers: Sequence[int | str] | None = None, batch: int = 0
 ) -> Float[Tensor, "key"]:
-    """How much of the output at `query` comes from each input token (Abnar & Zuidema 2020).
+    """Compute how much of the output at `query` comes from each input token (Abnar & Zuidema 2020).
 
-    One row of A_L ... A_1 with A = (mean over heads + identity) / 2, by products of a row with a matrix that
-    is never whole: O(N) memory. `layers` are the self-attention layers to go through, all by default.
+    It is one row of A_L ... A_1 with A = (mean over heads + identity) / 2, by products of a row with a matrix
+    that is never whole: O(N) memory.
+
+    Args:
+        trace: A trace with self-attention.
+        query: The position whose output is followed back.
+        layers: The self-attention layers to go through, by index or name. Default: all.
+        batch: The sequence.
+
+    Returns:
+        A share for each input token, ``(key,)``.
+
+    Raises:
+        ArgumentError: If a layer is not self-attention, or layers have several lengths.
 
     >>> trace = Trace.from_weights([[1.0, 0.0], [1.0, 0.0]])
     >>> rollout(trace, 1)
@@ -112,9 +124,18 @@ class ValueWeightedLayer(AnyLayer):
 
 
 def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Trace:
-    """The trace with every weight counted by the size of what it carries; trace with keep_v=True.
+    """Weigh every weight of a trace by the size of what it carries (Kobayashi et al. 2020).
 
-    With the `model` sizes are after the output projection, as in the paper; without, of the values.
+    Args:
+        trace: A trace taken with ``keep_v=True``.
+        model: The model that was traced. With it sizes are those after the output projection, as in the
+            paper; without it those of the values.
+
+    Returns:
+        A trace whose weights are these.
+
+    Raises:
+        UnsupportedError: If a layer is not softmax attention with values of its own.
     """
     matrices = {} if model is None else projections(loaded_of(model))
     layers = []
@@ -127,12 +148,19 @@ def value_weighted(trace: Trace, model: Loaded | nn.Module | None = None) -> Tra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attribution:
-    """What each head writes toward a token's score."""
+    """What each head writes toward a token's score.
+
+    Attributes:
+        layers: The names of the layers.
+        heads: What each head adds to the score, ``(layer, head)``.
+        score: The score of the token, minus the other's; the heads' sum and `rest` make it up.
+        rest: What embeddings, feed-forward layers and biases add.
+    """
 
     layers: tuple[str, ...]
     heads: Float[Tensor, "layer head"]
-    score: float  # of the token (minus the other's); the heads' sum and `rest` make it up
-    rest: float  # embeddings, feed-forward, biases
+    score: float
+    rest: float
 
 
 @torch.no_grad()
@@ -145,11 +173,25 @@ def logit_attribution(
     position: int = -1,
     tokenizer: Any = None,
 ) -> Attribution:
-    """What each head adds to the score of `token` after `position`: its output against the token's vector.
+    """Compute what each head adds to the score of a token (Elhage et al. 2021; Wang et al. 2022).
 
-    The last norm is held at the scale it had, so that the parts add up to the score exactly. With `against`
-    it is the score of `token` minus that one's (Elhage et al. 2021; Wang et al. 2022). A model in which what
-    heads write does not reach the scores as it is, is refused.
+    That is its output times the token's output embedding. The last norm is held at the scale it had, so that
+    the parts add up to the score exactly.
+
+    Args:
+        model: A model that predicts the next token.
+        text_or_tokens: One text, or its ids.
+        token: The id whose score is explained.
+        against: Another id: then the difference of the two scores is explained.
+        position: The position after which the token would come.
+        tokenizer: What reads the text, for a module that has no tokenizer of its own.
+
+    Returns:
+        What each head adds, and what the rest does.
+
+    Raises:
+        ArgumentError: If an id is not of the vocabulary, or there are several texts.
+        UnsupportedError: If what heads write does not reach the scores unchanged in this model.
     """
     loaded = loaded_of(model, tokenizer)
     vocab = loaded.model.sizes.vocab
@@ -179,11 +221,22 @@ def logit_attribution(
 def lost_attention(
     trace: Trace, evict: Evict, *, at: int | None = None, batch: int = 0
 ) -> Float[Tensor, "layer head"]:
-    """The share of each head's attention, of the tokens from `at` on, that is on keys `evict` lets go there.
+    """Compute how much of each head's attention a cache that evicts keys would lose.
 
-    The first `at` tokens (half of them by default) are the prompt that the policy judges. Three sums of
-    columns tell it, so it is O(N) for any trace of a decoder. NaN in cross-attention, and where there is no
-    such head.
+    Three sums of columns tell it, so it is O(N) for any trace of a decoder.
+
+    Args:
+        trace: A trace with self-attention over one text.
+        evict: The policy.
+        at: How many tokens are the prompt that the policy judges. Default: half of them.
+        batch: The sequence.
+
+    Returns:
+        The share of the attention of later tokens that is on evicted keys, ``(layer, head)``. NaN in
+        cross-attention, and where there is no such head.
+
+    Raises:
+        ArgumentError: If there is no such layer or position.
 
     >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
     >>> lost_attention(Trace.from_weights(even), Evict("streaming", budget=1, sinks=0), at=2)

@@ -105,7 +105,7 @@ class Measures:
         return torch.where(best < 0, torch.nan, best), torch.tensor(OFFSETS, device=index.device)[index]
 
     def strongest(self, name: str, n: int = 3) -> list[tuple[int, int, float]]:
-        """The `n` heads that have most of a measure, as (layer, head, value)."""
+        """Return the `n` heads that have most of a measure, as (layer, head, value)."""
         values = self[name]
         return [(layer, head, float(values[layer, head])) for layer, head in strongest(values, n)]
 
@@ -248,12 +248,23 @@ def measure(
     special_ids: Collection[int] = (),
     asked: Bool[Tensor, "query"] | None = None,
 ) -> Measures:
-    """Every measure of every head of a trace, and the chance level of the same text.
+    """Measure every head of a trace, with the chance level of the same text.
 
-    Each weight is made once and forgotten: memory grows with the length only. `batch` chooses one sequence,
-    None takes all together. `counts` (one number for each id) says what is rare, `special_ids` what
-    is special beside what is spelled like [CLS] or <s>. `asked` chooses the rows that retrieval is measured
-    on, all that could retrieve something by default. Position measures are NaN in cross-attention.
+    Each weight is made once and forgotten: memory grows with the length only.
+
+    Args:
+        trace: A trace of softmax attention, or weights that were given.
+        batch: The sequence to measure; None takes all together.
+        counts: How often each id of the vocabulary comes in a corpus, ``(vocab,)``: what is rare. Default: in
+            this text.
+        special_ids: Ids that are special, beside what is spelled like [CLS] or <s>.
+        asked: The rows that retrieval is measured on, ``(query,)``. Default: all that could retrieve.
+
+    Returns:
+        Every measure of every head. Measures of positions are NaN in cross-attention.
+
+    Raises:
+        ArgumentError: If the trace has no layers.
 
     >>> measures = measure(Trace.from_weights([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
     >>> measures["previous"], measures["same"]

@@ -63,7 +63,7 @@ def repeated_tokens(loaded: Loaded, n_token: int, seed: int = 0) -> Int[Tensor, 
 def planted_needle(
     loaded: Loaded, hay: Sequence[int], seed: int = 0, n_token: int = NEEDLE
 ) -> tuple[Int[Tensor, "position"], Bool[Tensor, "position"]]:
-    """Plant random tokens in a text and ask for them at its end (Wu et al. 2024); say which rows ask.
+    """Return a text with random tokens planted in it and asked for at its end (Wu et al. 2024).
 
     The needle is made of tokens that the text does not have. It comes again after the text, and each of its
     tokens but the last asks for the next: a head that retrieves looks most at that one, where it was planted.

@@ -34,24 +34,34 @@ LONGEST = 512  # tokens of a sentence
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelationScore:
-    """How often each head's most looked-at word is the right one."""
+    """How often each head's most looked-at word is the right one.
+
+    Attributes:
+        relation: The name of the relation.
+        accuracy: The share of pairs that each head has right, ``(layer, head)``.
+        n_pair: How many pairs were scored.
+        baseline: The accuracy of the best fixed offset on the same pairs.
+        offset: That offset, in words.
+        layers: The names of the layers.
+    """
 
     relation: str
     accuracy: Float[Tensor, "layer head"]
     n_pair: int
-    baseline: float  # accuracy of the best fixed offset on the same pairs
-    offset: int  # that offset, in words
+    baseline: float
+    offset: int
     layers: tuple[str, ...]
 
     @property
     def best(self) -> tuple[int, int]:
-        """Layer and head of the highest accuracy."""
+        """Return the layer and head of the highest accuracy."""
         if not self.n_pair:
             raise ArgumentError(f"there is no pair of {self.relation!r} to score.")
         return strongest(self.accuracy, 1)[0]
 
     @property
     def best_accuracy(self) -> float:
+        """Return the highest accuracy."""
         return float(self.accuracy[self.best])
 
     def __repr__(self) -> str:
@@ -95,9 +105,21 @@ def pieces_of_words(spans: Spans, offsets: Sequence[tuple[int, int]]) -> list[li
 def score_relations(
     loaded: Loaded, sentences: Iterable[Sentence], relations: Sequence[str], *, from_head: bool = False
 ) -> dict[str, RelationScore]:
-    """The score of every head on each relation of a treebank: dependents looking at their heads, or heads.
+    """Score every head on each relation of a treebank: dependents looking at their heads, or heads at these.
 
     In a causal model only pairs that look back are scored, by heads and by the baseline alike.
+
+    Args:
+        loaded: A model with its tokenizer.
+        sentences: Sentences of a treebank.
+        relations: Names of relations, as ``nsubj``.
+        from_head: Whether heads look at their dependents, in place of the other way round.
+
+    Returns:
+        A score for each relation.
+
+    Raises:
+        ArgumentError: If the model has no tokenizer.
     """
 
     def example(sentence: Sentence) -> tuple[str, Spans, Mapping[str, Pairs]]:
@@ -110,7 +132,19 @@ def score_relations(
 def score_pairs(
     loaded: Loaded, examples: Iterable[tuple[str, Spans, Pairs]], name: str = "pairs"
 ) -> RelationScore:
-    """The score of every head on pairs of one's own: (text, spans of its words, (from, to) pairs)."""
+    """Score every head on pairs of your own.
+
+    Args:
+        loaded: A model with its tokenizer.
+        examples: For each text the text, the spans of its words, and pairs (from, to) of words.
+        name: What the relation is called.
+
+    Returns:
+        The score of every head.
+
+    Raises:
+        ArgumentError: If a pair names a word that is not there, or the model has no tokenizer.
+    """
     return _scores(loaded, ((text, spans, {name: pairs}) for text, spans, pairs in examples), [name])[name]
 
 
@@ -161,25 +195,39 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word: where it stands in its sentence's text, and its place in the tree."""
+    """One word: where it stands in its sentence's text, and its place in the tree.
+
+    Attributes:
+        form: The word as it is written.
+        start: Where it begins in the text; words that share a spelling ("don't") may share the span.
+        end: Where it ends.
+        tag: The universal part of speech.
+        head: The word it depends on, counted from 0; -1 for the root.
+        relation: Its relation to that word, as nsubj or nmod:poss.
+    """
 
     form: str
-    start: int  # text[start:end]; words that share a spelling ("don't") may share the span
+    start: int
     end: int
-    tag: str  # the universal part of speech
-    head: int  # the word it depends on, counted from 0; -1: the root
-    relation: str  # to that word, as nsubj or nmod:poss
+    tag: str
+    head: int
+    relation: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A text and its words."""
+    """A text and its words.
+
+    Attributes:
+        text: The text.
+        words: Its words, in order.
+    """
 
     text: str
     words: tuple[Word, ...]
 
     def pairs(self, relation: str, *, from_head: bool = False) -> list[tuple[int, int]]:
-        """(dependent, head) of every word with this relation, or (head, dependent).
+        """Return (dependent, head) of every word with this relation, or (head, dependent).
 
         A relation without a subtype takes in all of them: nsubj also nsubj:pass.
         """
@@ -192,7 +240,18 @@ class Sentence:
 
 
 def read_conllu(path: str | Path, most: int | None = None) -> list[Sentence]:
-    """The sentences of a file, the first `most` of them."""
+    """Read the sentences of a CoNLL-U file.
+
+    Args:
+        path: The file.
+        most: How many are read; None: all.
+
+    Returns:
+        The sentences, in order.
+
+    Raises:
+        LoadError: If the file cannot be read as CoNLL-U.
+    """
     lines = read_text(Path(path)).split("\n")
     numbered = enumerate((line.rstrip("\r") for line in lines), 1)
     parts = (list(part) for is_full, part in groupby(numbered, lambda row: bool(row[1].strip())) if is_full)

@@ -90,13 +90,30 @@ def survey(
     progress: bool = True,
     tokenizer: Any = None,
 ) -> Survey:
-    """Every measure of every head, averaged over `texts`; induction and copies on repeated random tokens.
+    """Survey every head of a model: all measures, averaged over texts.
 
-    `n_repeat` sequences of `n_token` random tokens, twice each, are added for those, and `n_needle` texts
-    with a needle to retrieve, made of all texts together; with 0, the texts serve. Texts are cut at
-    `longest` tokens. With `state`, what is done is kept in a file (written whole or not at all) and found
-    again when the same survey is started anew, with any number of processes. Under torchrun each process
-    takes its share; all return the same.
+    Copies and induction are measured on repeated random tokens, retrieval on needles planted in the texts.
+    Under torchrun each process takes its share of the texts; all return the same.
+
+    Args:
+        model: A model that was loaded, or any module that can be traced.
+        texts: The texts, at least one.
+        n_repeat: How many sequences of repeated random tokens are added; with 0, the texts serve.
+        n_token: How many tokens these repeat.
+        n_needle: How many needles are planted; with 0, the texts serve.
+        seed: What decides the random tokens.
+        longest: Texts are cut at so many tokens.
+        state: A file that keeps what is done, written whole or not at all, and is found again when the same
+            survey is started anew, with any number of processes.
+        progress: Whether a bar is shown.
+        tokenizer: What reads the texts, for a module that has no tokenizer of its own.
+
+    Returns:
+        The means with 95 % confidence intervals over texts.
+
+    Raises:
+        ArgumentError: If there is no text, one has fewer than two tokens, or a number is negative.
+        LoadError: If `state` is the file of another survey.
     """
     if not texts or isinstance(texts, str):
         raise ArgumentError(f"texts must be a list of one text at least. Got {texts!r}.")
@@ -186,7 +203,16 @@ Table = Measures | Survey | Sequence[HeadLabel]
 
 
 def columns_of(table: Table) -> dict[str, list[Any]]:
-    """Columns by name, a row for each head: labels and why, or every measure, or of a survey both.
+    """Return columns by name, a row for each head: labels and why, or every measure, or of a survey both.
+
+    Args:
+        table: Measures, a survey or labels.
+
+    Returns:
+        A list for each column.
+
+    Raises:
+        ArgumentError: If it is none of these.
 
     >>> from regard.heads import measure
     >>> from regard.tracing.traces import Trace
@@ -211,5 +237,12 @@ def columns_of(table: Table) -> dict[str, list[Any]]:
 
 
 def to_dataframe(table: Table) -> Any:
-    """`columns_of` as a pandas DataFrame, where pandas is installed."""
+    """Return `columns_of` as a pandas DataFrame, where pandas is installed.
+
+    Args:
+        table: Measures, a survey or labels.
+
+    Returns:
+        A DataFrame with a row for each head.
+    """
     return dataframe(columns_of(table))

@@ -39,7 +39,13 @@ class _Weights:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RNNWeights(_Weights):
-    """The weights of Elman's network (1990)."""
+    """The weights of Elman's network (1990).
+
+    Attributes:
+        W_x: ``(input_dim, hidden)``, of the input.
+        W_h: ``(hidden, hidden)``, of the state.
+        b: ``(hidden,)``.
+    """
 
     W_x: Float[Tensor, "input_dim hidden"]
     W_h: Float[Tensor, "hidden hidden"]
@@ -47,14 +53,21 @@ class RNNWeights(_Weights):
 
     @classmethod
     def from_torch(cls, module: nn.RNN) -> RNNWeights:
-        """Those of a module of one layer and one direction."""
+        """Return the weights of a module of one layer and one direction."""
         ((W, U, b, b_state),) = _gates(module, 1)
         return cls(W, U, b + b_state)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LSTMWeights(_Weights):
-    """The weights of a long short-term memory: forget, input and output gate, and candidate."""
+    """The weights of a long short-term memory.
+
+    Attributes:
+        W_f, U_f, b_f: Of the forget gate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        W_i, U_i, b_i: Of the input gate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        W_o, U_o, b_o: Of the output gate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        W_c, U_c, b_c: Of the candidate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+    """
 
     W_f: Float[Tensor, "input_dim hidden"]
     U_f: Float[Tensor, "hidden hidden"]
@@ -71,14 +84,21 @@ class LSTMWeights(_Weights):
 
     @classmethod
     def from_torch(cls, module: nn.LSTM) -> LSTMWeights:
-        """Those of a module of one layer and one direction."""
+        """Return the weights of a module of one layer and one direction."""
         i, f, c, o = ((W, U, b + b_state) for W, U, b, b_state in _gates(module, 4))
         return cls(*f, *i, *o, *c)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GRUWeights(_Weights):
-    """The weights of a gated recurrent unit: update and reset gate, and candidate."""
+    """The weights of a gated recurrent unit.
+
+    Attributes:
+        W_z, U_z, b_z: Of the update gate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        W_r, U_r, b_r: Of the reset gate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        W_h, U_h, b_h: Of the candidate: ``(input_dim, hidden)``, ``(hidden, hidden)``, ``(hidden,)``.
+        b_u: ``(hidden,)``, the bias inside the reset, which only `reset_after` has; None: there is none.
+    """
 
     W_z: Float[Tensor, "input_dim hidden"]
     U_z: Float[Tensor, "hidden hidden"]
@@ -93,7 +113,7 @@ class GRUWeights(_Weights):
 
     @classmethod
     def from_torch(cls, module: nn.GRU) -> GRUWeights:
-        """Those of a module of one layer and one direction, for `reset_after=True`."""
+        """Return the weights of a module of one layer and one direction, for `reset_after=True`."""
         (W_r, U_r, b_r, c_r), (W_z, U_z, b_z, c_z), (W_h, U_h, b_h, b_u) = _gates(module, 3)
         return cls(W_z, U_z, b_z + c_z, W_r, U_r, b_r + c_r, W_h, U_h, b_h, b_u)
 
@@ -113,19 +133,43 @@ def _gates(module: nn.RNNBase, n_gate: int) -> list[tuple[Tensor, ...]]:
 
 
 def rnn_step(x_t: Input, h_prev: State, weights: RNNWeights) -> State:
-    """tanh(x_t W_x + h_prev W_h + b): the next state of Elman's network (1990)."""
+    """Compute the next state of Elman's network (1990), tanh(x_t W_x + h_prev W_h + b).
+
+    Args:
+        x_t: Input, ``(input_dim,)`` or ``(batch, input_dim)``.
+        h_prev: State before, ``(hidden,)`` or ``(batch, hidden)``.
+        weights: Matrices and bias.
+
+    Returns:
+        The state, in the shape of `h_prev`.
+
+    Raises:
+        ShapeError: If input, state and weights do not fit together.
+    """
     check_fit({"x_t": x_t, "h_prev": h_prev}, weights)
     return torch.tanh(x_t @ weights.W_x + h_prev @ weights.W_h + weights.b)
 
 
 def lstm_step(x_t: Input, h_prev: State, c_prev: State, weights: LSTMWeights) -> tuple[State, State]:
-    """The next hidden and cell state, (h, c), of a long short-term memory with a forget gate.
+    """Compute the next hidden and cell state, (h, c), of a long short-term memory with a forget gate.
 
         f, i, o = sigmoid(x_t W + h_prev U + b), each with its own W, U and b
         c = f * c_prev + i * tanh(x_t W_c + h_prev U_c + b_c)
         h = o * tanh(c)
 
     Gers, Schmidhuber and Cummins (2000), without peepholes.
+
+    Args:
+        x_t: Input, ``(input_dim,)`` or ``(batch, input_dim)``.
+        h_prev: Hidden state before, ``(hidden,)`` or ``(batch, hidden)``.
+        c_prev: Cell state before, of the same shape.
+        weights: Of the three gates and the candidate.
+
+    Returns:
+        Hidden and cell state.
+
+    Raises:
+        ShapeError: If input, states and weights do not fit together.
     """
     check_fit({"x_t": x_t, "h_prev": h_prev, "c_prev": c_prev}, weights)
     w = weights
@@ -137,15 +181,28 @@ def lstm_step(x_t: Input, h_prev: State, c_prev: State, weights: LSTMWeights) ->
 
 
 def gru_step(x_t: Input, h_prev: State, weights: GRUWeights, *, reset_after: bool = False) -> State:
-    """The next state of a gated recurrent unit; z keeps the old state, 1 - z takes the candidate.
+    """Compute the next state of a gated recurrent unit; z keeps the old state, 1 - z takes the candidate.
 
         z, r = sigmoid(x_t W + h_prev U + b), each with its own W, U and b
         candidate = tanh(x_t W_h + (r * h_prev) U_h + b_h)
         h = z * h_prev + (1 - z) * candidate
 
-    This is Cho et al. (2014), where the reset comes before the product. `nn.GRU` resets after it, which
-    is another function of the same weights: `reset_after=True` gives that one,
-    candidate = tanh(x_t W_h + b_h + r * (h_prev U_h + b_u)), and takes its second bias, `b_u`.
+    This is Cho et al. (2014), where the reset comes before the product. `nn.GRU` resets after it, which is
+    another function of the same weights: `reset_after=True` gives that one, candidate = tanh(x_t W_h + b_h +
+    r * (h_prev U_h + b_u)), and takes its second bias, `b_u`.
+
+    Args:
+        x_t: Input, ``(input_dim,)`` or ``(batch, input_dim)``.
+        h_prev: State before, ``(hidden,)`` or ``(batch, hidden)``.
+        weights: Of the two gates and the candidate.
+        reset_after: Whether the reset comes after the product, as in `nn.GRU`.
+
+    Returns:
+        The state, in the shape of `h_prev`.
+
+    Raises:
+        ShapeError: If input, state and weights do not fit together.
+        ArgumentError: If there is a `b_u` that would be left out.
     """
     check_fit({"x_t": x_t, "h_prev": h_prev}, weights)
     check_reset(weights, reset_after)

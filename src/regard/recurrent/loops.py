@@ -28,7 +28,21 @@ Lengths = Int[Tensor, "*batch"] | None  # None: all of `time`
 
 
 def rnn_forward(X: Inputs, h0: State, weights: RNNWeights, *, lengths: Lengths = None) -> States:
-    """Every hidden state of `rnn_step` along X: H[t] is the state after X[t]."""
+    """Compute every hidden state of `rnn_step` along X: H[t] is the state after X[t].
+
+    Args:
+        X: Inputs, ``(time, input_dim)`` or ``(time, batch, input_dim)``.
+        h0: First hidden state, ``(hidden,)`` or ``(batch, hidden)``.
+        weights: Matrices and bias.
+        lengths: ``(batch,)``, where sequences end; states after that are 0. Default: all of `time`.
+
+    Returns:
+        ``(time, ..., hidden)``.
+
+    Raises:
+        ShapeError: If inputs, states and weights do not fit together.
+        ArgumentError: If a length is out of range.
+    """
     check_fit({"X": X, "h0": h0}, weights)
 
     def step(projected: Tensor, h: Tensor) -> tuple[Tensor]:
@@ -40,11 +54,23 @@ def rnn_forward(X: Inputs, h0: State, weights: RNNWeights, *, lengths: Lengths =
 def lstm_forward(
     X: Inputs, h0: State, c0: State, weights: LSTMWeights, *, lengths: Lengths = None, cells: bool = True
 ) -> tuple[States, Float[Tensor, "... hidden"]]:
-    """Every hidden and every cell state of `lstm_step` along X, (H, C), both (time, ..., hidden).
+    """Compute every hidden and every cell state of `lstm_step` along X.
 
-    With `cells=False` it is (H, c): c is the last cell state only, (..., hidden), which is all that torch's
-    fused operation gives. Sequences of different `lengths` end with cells that operation does not return,
-    so that they cost the same with `cells=False` as without.
+    Args:
+        X: Inputs, ``(time, input_dim)`` or ``(time, batch, input_dim)``.
+        h0: First hidden state, ``(hidden,)`` or ``(batch, hidden)``.
+        c0: First cell state, of the same shape.
+        weights: Of the three gates and the candidate.
+        lengths: ``(batch,)``, where sequences end; states after that are 0. Default: all of `time`.
+        cells: Whether every cell state is returned. With False it is the last alone, which is all that
+            torch's fused operation gives; with `lengths` that operation is not used.
+
+    Returns:
+        (H, C), both ``(time, ..., hidden)``; without `cells` (H, c), c the last cell state.
+
+    Raises:
+        ShapeError: If inputs, states and weights do not fit together.
+        ArgumentError: If a length is out of range.
     """
     check_fit({"X": X, "h0": h0, "c0": c0}, weights)
     W, U, b = weights.side_by_side("ifco")
@@ -63,7 +89,22 @@ def lstm_forward(
 def gru_forward(
     X: Inputs, h0: State, weights: GRUWeights, *, lengths: Lengths = None, reset_after: bool = False
 ) -> States:
-    """Every hidden state of `gru_step` along X, with its two conventions of the reset."""
+    """Compute every hidden state of `gru_step` along X, with its two conventions of the reset.
+
+    Args:
+        X: Inputs, ``(time, input_dim)`` or ``(time, batch, input_dim)``.
+        h0: First hidden state, ``(hidden,)`` or ``(batch, hidden)``.
+        weights: Of the two gates and the candidate.
+        lengths: ``(batch,)``, where sequences end; states after that are 0. Default: all of `time`.
+        reset_after: Whether the reset comes after the product, as in `nn.GRU`.
+
+    Returns:
+        ``(time, ..., hidden)``.
+
+    Raises:
+        ShapeError: If inputs, states and weights do not fit together.
+        ArgumentError: If a length is out of range.
+    """
     check_fit({"X": X, "h0": h0}, weights)
     check_reset(weights, reset_after)
     W, U, b = weights.side_by_side("rzh")
@@ -86,11 +127,24 @@ def gru_forward(
 
 
 def last_state(states: States, initial: State, lengths: Lengths = None) -> State:
-    """The state each sequence ended with: the one of its last step, or `initial` where it has no step.
+    """Return the state each sequence ended with: that of its last step, or `initial` where it has no step.
 
-    >>> H = torch.tensor([[[1.0], [5.0]], [[2.0], [0.0]]])  # (time 2, batch 2, hidden 1)
-    >>> last_state(H, torch.zeros(2, 1), torch.tensor([2, 1])).squeeze(1)
-    tensor([2., 5.])
+    Args:
+        states: ``(time, hidden)`` or ``(time, batch, hidden)``.
+        initial: The state before the first step, the same without time.
+        lengths: ``(batch,)``, where sequences end. Default: all of `time`.
+
+    Returns:
+        In the shape of `initial`.
+
+    Raises:
+        ShapeError: If inputs, states and weights do not fit together.
+        ArgumentError: If a length is out of range.
+
+    Example:
+        >>> H = torch.tensor([[[1.0], [5.0]], [[2.0], [0.0]]])  # (time 2, batch 2, hidden 1)
+        >>> last_state(H, torch.zeros(2, 1), torch.tensor([2, 1])).squeeze(1)
+        tensor([2., 5.])
     """
     if states.dim() not in (2, 3) or not len(states) or states.shape[1:] != initial.shape:
         raise ShapeError(

@@ -56,7 +56,7 @@ def published_config(config: TransformerConfig) -> HFConfig:
         raise UnsupportedError(
             f"this model is pruned: {left} of {len(config.kept_heads) * config.block.n_head} heads are left, "
             f"and the {config.family} format gives every layer the same heads. "
-            "Use regard.heads.save_pruned, whose folder `load` reads."
+            "Use regard.experiments.save_pruned, whose folder `load` reads."
         )
     return FAMILIES[config.family].published(config)
 

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -39,7 +38,7 @@ def test_a_cell_has_the_colour_of_its_weight_in_row_query_and_column_key():
     weights = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2]])
     figure = heat_map(weights, ["a", "b"], ["x", "y", "z"])
     for (row, col), value in np.ndenumerate(weights.numpy()):
-        expected = colormaps[PALETTE](value / 0.7)[:3]
+        expected = PALETTE(value / 0.7)[:3]
         np.testing.assert_allclose(colour_at(figure, row, col), expected, atol=1.01 / 255)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["x", "y", "z"]
@@ -51,7 +50,7 @@ def test_hidden_cells_differ_from_cells_of_weight_zero():
     visible = torch.tensor([[True, False], [True, True]])
     figure = heat_map(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), "ab", "ab", visible=visible)
     np.testing.assert_allclose(colour_at(figure, 0, 1), to_rgb(HIDDEN), atol=1.01 / 255)
-    np.testing.assert_allclose(colour_at(figure, 1, 1), colormaps[PALETTE](0.0)[:3], atol=1.01 / 255)
+    np.testing.assert_allclose(colour_at(figure, 1, 1), PALETTE(0.0)[:3], atol=1.01 / 255)
 
 
 def test_one_scale_can_serve_several_figures():
@@ -93,11 +92,11 @@ def colour_in(figure, panel, row, col):
 
 
 def test_a_difference_has_its_own_colours_and_0_in_the_middle():
-    """Where the first is larger it is orange, where the second is, purple; equal cells are nearly white."""
+    """Where the first is larger it is orange, where the second is, blue; equal cells are nearly white."""
     figure = heat_map(torch.tensor([[0.4, -0.4, 0.0]]), ["a"], "xyz", diverging=True)
     more, less, same = (colour_at(figure, 0, col) for col in range(3))
     for found, share in ((more, 1.0), (less, 0.0), (same, 0.5)):
-        np.testing.assert_allclose(found, colormaps[DIVERGING](share)[:3], atol=2.01 / 255)
+        np.testing.assert_allclose(found, DIVERGING(share)[:3], atol=2.01 / 255)
     assert more[0] > more[2] + 0.2
     assert less[2] > less[1] + 0.2
     assert same.min() > 0.9
@@ -121,7 +120,7 @@ def test_a_grid_has_a_row_for_each_sequence_and_a_column_for_each_head():
     assert places[0].y0 > places[3].y1
     for index, panel in enumerate(panels):
         own = weights.flatten(0, 1)[index]
-        wanted = colormaps[PALETTE](float(own[4, 6] / own.max()))[:3]
+        wanted = PALETTE(float(own[4, 6] / own.max()))[:3]
         np.testing.assert_allclose(colour_in(figure, panel, 4, 6), wanted, atol=2.01 / 255)
         (bar,) = panel.child_axes
         assert bar.get_ylim() == (0.0, own.max().item())
@@ -161,9 +160,9 @@ def test_small_pictures_stand_in_rows_of_layers():
     first = np.array([[1.0, np.nan], [0.25, 1.0]])
     figure = head_pictures([[first, np.ones((2, 2))], [np.ones((2, 2))]])
     wall = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(wall[0, 0, :3], colormaps[PALETTE](1.0)[:3])
+    np.testing.assert_allclose(wall[0, 0, :3], PALETTE(1.0)[:3])
     np.testing.assert_allclose(wall[0, 1, :3], to_rgb(HIDDEN))
-    np.testing.assert_allclose(wall[1, 0, :3], colormaps[PALETTE](0.5)[:3])  # square root of 0.25
+    np.testing.assert_allclose(wall[1, 0, :3], PALETTE(0.5)[:3])  # square root of 0.25
     np.testing.assert_allclose(wall[4, 4:6, :3], 1)  # layer 1 has no head 1: white
 
 

@@ -55,6 +55,15 @@ def _layers(value: str) -> list[int]:
     return sorted(numbers)
 
 
+def _span(value: str) -> slice:
+    """Positions from words such as 3:17: from the first to before the second."""
+    first, _, last = value.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) < int(last)):
+        raise ArgumentError(f"a part of the map is FIRST:END, as in 3:17. Got {value!r}.")
+    return slice(int(first), int(last))
+
+
+Span = Annotated[slice, click.STRING, _span, "FIRST:END"]
 HeadPair = Annotated[tuple[int, int], click.STRING, _head_pair, "LAYER.HEAD"]
 Number = Annotated[int | None, click.IntRange(0)]
 
@@ -71,11 +80,16 @@ class LookOptions:
     ]
     query: Annotated[Number, "The token whose row is shown, counted from 0."]
     against: Annotated[HeadPair | None, "Show the difference from another head."]
-    save: Annotated[NewFile | None, "Write the page as one file, and exit."]
-    png: Annotated[
-        NewFile | None, "Write a picture of the view as PNG (as PDF if it ends in .pdf), and exit."
+    rows: Annotated[Span | None, "Draw only these queries of the map."]
+    cols: Annotated[Span | None, "Draw only these keys of the map."]
+    scale: Annotated[
+        Literal["linear", "sqrt", "log"] | None,
+        "How colours of a drawn map follow the weights. Default: linear.",
     ]
+    save: Annotated[NewFile | None, "Write the page as one file, and exit."]
+    png: Annotated[NewFile | None, "Write a picture of the view as PNG, and exit."]
     svg: Annotated[NewFile | None, "Write an SVG of the view, and exit."]
+    pdf: Annotated[NewFile | None, "Write a PDF of the view, and exit."]
     layers: Annotated[
         list[int] | None, click.STRING, _layers, "Layers of the saved page, such as 0,2-4. All by default."
     ]
@@ -150,7 +164,7 @@ def look(
     if asked.against is not None:
         view |= {"compare": "head", "difference": True, "layer2": asked.against[0], "head2": asked.against[1]}
     click.echo("".join(f"{notice}\n" for notice in document.notices), err=True, nl=False)
-    if not (as_json or asked.terminal or asked.save or asked.csv or asked.png or asked.svg):
+    if not (as_json or asked.terminal or asked.save or asked.csv or asked.png or asked.svg or asked.pdf):
         # Nobody looks where output goes to no terminal, or continuous integration runs.
         if asked.port is not None or (sys.stdout.isatty() and not os.environ.get("CI")):
             _serve(session, view, asked.port, asked.no_browser)
@@ -275,12 +289,23 @@ def _written(
         columns = {f"{index} {key}": weights[index] for index, key in enumerate(keys)}
         asked.csv.write_text(csv_text({"query": list(queries), **columns}), encoding="utf-8")
         done.append(("table", asked.csv))
-    for kind, path in (("png", asked.png), ("svg", asked.svg)):
+    for kind, path in (("png", asked.png), ("svg", asked.svg), ("pdf", asked.pdf)):
         if path is not None:
             from regard.drawing.figures import save_figure
             from regard.view.picture import figure_of
 
-            figure = figure_of(document, layer, head, asked.view or "map", asked.query, asked.against)
+            view_name, scale = asked.view or "map", asked.scale or "linear"
+            figure = figure_of(
+                document,
+                layer,
+                head,
+                view_name,
+                asked.query,
+                asked.against,
+                rows=asked.rows,
+                cols=asked.cols,
+                scale=scale,
+            )
             if save_figure(figure, path, kind):
                 click.echo("The picture's font lacks some characters: they are drawn as boxes.", err=True)
             done.append(("picture", path))
@@ -320,6 +345,7 @@ def _serve(session: Session, view: dict[str, Any], port: int | None, no_browser:
     if wanted not in (0, opened):
         click.echo(f"Port {wanted} is taken: the page is at port {opened}.", err=True)
     token = make_token()
+    view = session.address(view)  # in which a long text is named, not spelled out
     address = link(token, opened, view)
     click.echo(f"The page is at {address}\nCtrl-C ends it.")
     if not no_browser and browser_possible():

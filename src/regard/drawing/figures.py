@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,16 +15,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import to_rgb
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.registry import LABEL_COLORS
+from regard.registry import DIFFERENCE_COLORS, LABEL_COLORS, WEIGHT_COLORS
 
-PALETTE = "viridis"  # even steps in lightness, and readable with every kind of colour blindness
-DIVERGING = "PuOr_r"  # orange: more; purple: less
+PALETTE = LinearSegmentedColormap.from_list("weights", WEIGHT_COLORS)  # as the page has them
+DIVERGING = LinearSegmentedColormap.from_list("differences", DIFFERENCE_COLORS)  # orange: more; blue: less
+Scale = Literal["linear", "sqrt", "log"]
+_FLOOR = 1e-4  # what the log scale begins with: as the page has it
 HIDDEN = "#e4e4e8"
 CELL = 0.42  # inches
 FORMATS = ("png", "svg", "pdf")  # that pictures are written in
@@ -47,6 +49,7 @@ def heat_map(
     ax: Axes | None = None,
     largest: float | None = None,
     diverging: bool = False,
+    scale: Scale = "linear",
 ) -> Figure:
     """Draw one head's weights as a heat map: each row a query, each column a key it looks at.
 
@@ -75,7 +78,7 @@ def heat_map(
     cell = min(CELL, LARGEST_SIDE / max(table.shape))
     figure, ax = _framed(ax, cell * len(cols) + 2.4, cell * len(rows) + 1.7, title, pad=10)
     place = {"ax": ax, "fraction": 0.05, "aspect": 28, "pad": 0.02}
-    bar = _draw_map(ax, table, rows, cols, largest, diverging, bar=place)
+    bar = _draw_map(ax, table, rows, cols, largest, diverging, scale=scale, bar=place)
     bar.set_label("difference of weights" if diverging else "weight", fontsize=9)
     return figure
 
@@ -319,7 +322,7 @@ def effect_maps(
 ) -> Figure:
     """Draw tables of effects side by side, layers down.
 
-    All tables share one scale, symmetric about 0: orange raises, purple lowers. NaN, which was not
+    All tables share one scale, symmetric about 0: orange raises, blue lowers. NaN, which was not
     measured, is grey.
 
     Args:
@@ -348,7 +351,7 @@ def effect_maps(
     cell = min(CELL, 0.8 * LARGEST_SIDE / max(sum(widths), len(rows)))
     figure = new_figure(cell * sum(widths) + 3.2, cell * len(rows) + 2.2)
     axes = figure.subplots(1, len(arrays), squeeze=False, width_ratios=widths)[0]
-    colours = colormaps[DIVERGING].with_extremes(bad=HIDDEN)
+    colours = DIVERGING.with_extremes(bad=HIDDEN)
     down = slice(None, None, max(1, math.ceil(len(rows) / 40)))
     for ax, width, (name, array, columns) in zip(axes, widths, arrays, strict=True):
         image = ax.imshow(array, colours, vmin=-reach, vmax=reach, aspect="auto", interpolation="nearest")
@@ -400,7 +403,7 @@ def head_pictures(
     for layer, row in enumerate(pictures):
         for head, picture in enumerate(row):
             shown = np.sqrt(np.clip(np.where(np.isnan(picture), 0, picture), 0, None))
-            colours = colormaps[PALETTE](shown / (shown.max() or 1.0))
+            colours = PALETTE(shown / (shown.max() or 1.0))
             colours[np.isnan(picture)] = (*to_rgb(HIDDEN), 1.0)
             # Each picture fills its place: sizes differ where queries and keys do.
             down, across = (np.arange(side) * size // side for size in picture.shape)
@@ -647,6 +650,7 @@ def _draw_map(
     diverging: bool = False,
     *,
     small: bool = False,
+    scale: Scale = "linear",
     bar: dict[str, Any],
 ) -> Colorbar:
     """Draw one head's weights as coloured cells, with words beside them and numbers in them while these fit.
@@ -655,7 +659,7 @@ def _draw_map(
     """
     top, size = _largest(table) if largest is None else largest, 7 if small else 9
     colours, low = (DIVERGING, -top) if diverging else (PALETTE, 0.0)
-    image = ax.imshow(table, colours, vmin=low, vmax=top, aspect="equal")
+    image = ax.imshow(table, colours, norm=_norm(scale, low, top), aspect="equal")
     ax.set_facecolor(HIDDEN)
     ax.set_ylabel(QUERY, fontsize=9)
     ax.set_xlabel(KEY, fontsize=9)
@@ -698,6 +702,26 @@ def _numbered(names: Sequence[str]) -> tuple[list[int], list[str]]:
     step = int(size * next(times for times in (1, 2, 5, 10) if times * size >= rough))
     shown = list(range(0, last + 1, step))
     return [bisect.bisect_left(positions, position) for position in shown], list(map(str, shown))
+
+
+def _norm(scale: Scale, low: float, top: float) -> Normalize:
+    """Return where numbers stand between the first colour and the last, on either side of 0."""
+    if scale == "linear" or not top > 0:
+        return Normalize(low, top)
+
+    def forward(value: Any) -> Any:
+        size = np.clip(np.abs(value) / top, 0.0, 1.0)
+        if scale == "log":
+            return np.sign(value) * np.where(
+                size > _FLOOR, 1 - np.log(np.maximum(size, _FLOOR)) / np.log(_FLOOR), 0
+            )
+        return np.sign(value) * np.sqrt(size)
+
+    def inverse(part: Any) -> Any:
+        size = np.abs(part)
+        return np.sign(part) * top * (_FLOOR ** (1 - size) if scale == "log" else size**2)
+
+    return FuncNorm((forward, inverse), vmin=low, vmax=top)
 
 
 def _ink_on(colour: object) -> str:

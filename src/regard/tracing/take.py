@@ -144,11 +144,6 @@ def observe(
         raise ArgumentError(f"{_NO_ANSWER} {type(module).__name__} says: {error}") from error
     if recorder.doubts and not recorder.keep_graph:
         recorder = _measured(module, fed, recorder, time.perf_counter() - began, layers, options)
-    if recorder.doubts:
-        recorder.remarks["layout"] = (
-            "which dimensions of weights are sequences and which are heads is assumed, not measured, in "
-            f"{', '.join(recorder.doubts)}"
-        )
     if answer:
         fed = replace(fed, ids=answer[0], source_ids=fed.ids, key_mask=None, source_key_mask=fed.key_mask)
     if not recorder.seen and not recorder.keep_graph:

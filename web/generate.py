@@ -74,6 +74,10 @@ export const LABELS: Record<string, LabelInfo> = {_literal(labels)};
 
 export const VIEWS: Record<PageView | AtlasView, ViewInfo> = {_literal(views)};
 
+/** Colours of weights, from 0 to the largest, and of differences, from less to more. */
+export const WEIGHT_COLORS = {json.dumps(registry.WEIGHT_COLORS)};
+export const DIFFERENCE_COLORS = {json.dumps(registry.DIFFERENCE_COLORS)};
+
 /** How special tokens are spelled; a token is trimmed first. */
 export const SPECIAL_TOKEN = /^(?:{registry.SPECIAL_TOKEN.replace("/", chr(92) + "/")})$/;
 """

@@ -17,6 +17,11 @@ Of = Literal["weights", "argmax", "row"]
 
 UNIFORM = "a head that looks at every visible key alike"  # what the chance level of most measures is that of
 
+# Colours of weights, from 0 to the largest, and of differences, less to more, in figures and on the page.
+# Lightness alone carries the order, so that every kind of colour blindness can read it.
+WEIGHT_COLORS = ("#fcfcfe", "#d6e4f4", "#94bce2", "#4e86c4", "#3450a0", "#2a2268", "#160a30")
+DIFFERENCE_COLORS = ("#043c70", "#3e8cc4", "#a8d0e6", "#f8f8f8", "#faca96", "#de7c28", "#8a3e06")
+
 # How special tokens are spelled: [CLS], <s>, <|im_start|>; not <0x0A> and <517>, which stand for text. A
 # regular expression that means the same in Python and JavaScript; the whole token, stripped, must match.
 SPECIAL_TOKEN = r"\[[A-Z]+\]|</?[^<>\s0-9][^<>\s]*>"

@@ -42,6 +42,11 @@ def browser():
         found.close()
 
 
+def is_error(said):
+    """Whether a console message is an error; an answer of 400 is one that the page itself tells."""
+    return said.type == "error" and "Failed to load resource" not in said.text
+
+
 @pytest.fixture
 def page(browser):
     """A page that must not report an error of its own."""
@@ -49,7 +54,7 @@ def page(browser):
     found = context.new_page()
     errors = []
     found.on("pageerror", lambda error: errors.append(str(error)))
-    found.on("console", lambda said: errors.append(said.text) if "Security Policy" in said.text else None)
+    found.on("console", lambda said: errors.append(said.text) if is_error(said) else None)
     yield found
     context.close()
     assert errors == []
@@ -143,14 +148,14 @@ class Looker:
         )
 
     def hovered(self, row, col, panel=0):
-        """The number of the tooltip over a cell: 'hidden', or what it says."""
+        """The number of the tooltip over a cell: 'masked', or what it says."""
         self.page.mouse.move(5, 400)
         self.page.wait_for_function("() => regard.stage.tip.textContent === ''")
         self.page.mouse.move(*self.place(row, col, panel))
         self.page.wait_for_function(f"() => regard.stage.tip.textContent.includes('query {row} ')")
         return self.page.evaluate(
             "() => { const b = regard.stage.tip.querySelector('b');"
-            " return b.textContent === 'hidden' ? 'hidden' : Number(b.dataset.value); }"
+            " return b.textContent === 'masked' ? 'masked' : Number(b.dataset.value); }"
         )
 
     def pixel(self, row, col, panel=0):

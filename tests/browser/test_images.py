@@ -68,9 +68,9 @@ def test_the_story_of_an_image_is_told_on_the_image(looker, exported, found):
     page = looker.page
     page.goto(exported(found, at="story"))
     page.wait_for_selector(".story .picture img")
-    page.wait_for_function("() => regard.story.said.textContent.includes('connects')")  # the one link
+    page.wait_for_function("() => regard.story.said.textContent.includes('links')")  # the one link
     page.click(".story .word[data-index='4']")
-    page.wait_for_function("() => regard.story.said.textContent.includes('connects 0,2 to')")
+    page.wait_for_function("() => regard.story.said.textContent.includes('links 0,2 to')")
     state = page.evaluate("() => regard.state")
     row = found.row(state["layer"], state["head"], 4)
     assert float(page.get_attribute(".story .finding", "data-weight")) == pytest.approx(

@@ -213,10 +213,10 @@ def test_text_is_shaded_by_row_or_column(opened, made, reading):
     assert said == pytest.approx(wanted.tolist(), abs=ERROR)
 
 
-def test_hidden_cells_say_that_they_are(looker, exported):
-    """A cell that may not be looked at has no weight, but the colour and the word of hidden ones."""
+def test_masked_cells_say_that_they_are(looker, exported):
+    """A cell that may not be looked at has no weight, but the colour and the word of masked ones."""
     trace = softmax_trace(RULES["causal from a cache"])
     looker.open(exported(trace))
-    assert looker.hovered(0, 10) == "hidden"
+    assert looker.hovered(0, 10) == "masked"
     assert looker.pixel(0, 10) == [226, 227, 231]
     assert looker.hovered(6, 10) == pytest.approx(trace.weights(0, 0)[6, 10].item(), abs=ERROR)

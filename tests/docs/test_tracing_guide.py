@@ -40,7 +40,7 @@ class Returning(nn.Module):
 
     def forward(self, x, output_attentions=False):
         attention = (x @ x.mT).softmax(-1)
-        out = (attention[..., None] * x[:, None]).sum(2)
+        out = torch.einsum("bij,bjd,d->bid", attention, x, torch.ones(4))
         return {"x": out, "attentions": (attention[:, None],)} if output_attentions else {"x": out}
 
 
@@ -84,10 +84,26 @@ def unverified():
     return replace(made, checks=replace(made.checks, layers=(replace(first, output=1.0), *others)))
 
 
+def used_twice(x):
+    weights = softmax(x)
+    return weights @ x + torch.einsum("bij,bjd,d->bid", weights, x, torch.ones(4))
+
+
+def folded():
+    """A call that somebody else makes: it is not made again to measure what are heads."""
+    model = Module(lambda x: (softmax(x.repeat(2, 1, 1)) @ x.repeat(2, 1, 1)).sum(0))
+    with regard.watch(model) as seen:
+        model(X)
+    return seen.trace
+
+
 MARKED = [
     unverified,
     lambda: regard.trace(Module(lambda x: softmax(x) * (softmax(x) > 0.3) @ x), X),
     lambda: regard.trace(Module(lambda x: softmax(x) @ x + softmax(x).sum()), X),
+    lambda: regard.trace(Module(used_twice), X),
+    folded,
+    lambda: regard.trace(nn.Sequential(Module(lambda x: softmax(x) @ x), nn.Linear(4, 3), nn.Softmax(-1)), X),
     lambda: regard.trace(Returning(), X),
 ]
 

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -19,9 +18,11 @@ from regard.drawing.figures import (
     heat_map,
     heat_maps,
     lines,
+    save_figure,
     shaded_text,
+    timeline_map,
 )
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 
 
 def colour_at(figure, row, col):
@@ -37,7 +38,7 @@ def test_a_cell_has_the_colour_of_its_weight_in_row_query_and_column_key():
     weights = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.3, 0.2]])
     figure = heat_map(weights, ["a", "b"], ["x", "y", "z"])
     for (row, col), value in np.ndenumerate(weights.numpy()):
-        expected = colormaps[PALETTE](value / 0.7)[:3]
+        expected = PALETTE(value / 0.7)[:3]
         np.testing.assert_allclose(colour_at(figure, row, col), expected, atol=1.01 / 255)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["x", "y", "z"]
@@ -49,7 +50,7 @@ def test_hidden_cells_differ_from_cells_of_weight_zero():
     visible = torch.tensor([[True, False], [True, True]])
     figure = heat_map(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), "ab", "ab", visible=visible)
     np.testing.assert_allclose(colour_at(figure, 0, 1), to_rgb(HIDDEN), atol=1.01 / 255)
-    np.testing.assert_allclose(colour_at(figure, 1, 1), colormaps[PALETTE](0.0)[:3], atol=1.01 / 255)
+    np.testing.assert_allclose(colour_at(figure, 1, 1), PALETTE(0.0)[:3], atol=1.01 / 255)
 
 
 def test_one_scale_can_serve_several_figures():
@@ -91,11 +92,11 @@ def colour_in(figure, panel, row, col):
 
 
 def test_a_difference_has_its_own_colours_and_0_in_the_middle():
-    """Where the first is larger it is orange, where the second is, purple; equal cells are nearly white."""
+    """Where the first is larger it is orange, where the second is, blue; equal cells are nearly white."""
     figure = heat_map(torch.tensor([[0.4, -0.4, 0.0]]), ["a"], "xyz", diverging=True)
     more, less, same = (colour_at(figure, 0, col) for col in range(3))
     for found, share in ((more, 1.0), (less, 0.0), (same, 0.5)):
-        np.testing.assert_allclose(found, colormaps[DIVERGING](share)[:3], atol=2.01 / 255)
+        np.testing.assert_allclose(found, DIVERGING(share)[:3], atol=2.01 / 255)
     assert more[0] > more[2] + 0.2
     assert less[2] > less[1] + 0.2
     assert same.min() > 0.9
@@ -119,7 +120,7 @@ def test_a_grid_has_a_row_for_each_sequence_and_a_column_for_each_head():
     assert places[0].y0 > places[3].y1
     for index, panel in enumerate(panels):
         own = weights.flatten(0, 1)[index]
-        wanted = colormaps[PALETTE](float(own[4, 6] / own.max()))[:3]
+        wanted = PALETTE(float(own[4, 6] / own.max()))[:3]
         np.testing.assert_allclose(colour_in(figure, panel, 4, 6), wanted, atol=2.01 / 255)
         (bar,) = panel.child_axes
         assert bar.get_ylim() == (0.0, own.max().item())
@@ -159,9 +160,9 @@ def test_small_pictures_stand_in_rows_of_layers():
     first = np.array([[1.0, np.nan], [0.25, 1.0]])
     figure = head_pictures([[first, np.ones((2, 2))], [np.ones((2, 2))]])
     wall = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(wall[0, 0, :3], colormaps[PALETTE](1.0)[:3])
+    np.testing.assert_allclose(wall[0, 0, :3], PALETTE(1.0)[:3])
     np.testing.assert_allclose(wall[0, 1, :3], to_rgb(HIDDEN))
-    np.testing.assert_allclose(wall[1, 0, :3], colormaps[PALETTE](0.5)[:3])  # square root of 0.25
+    np.testing.assert_allclose(wall[1, 0, :3], PALETTE(0.5)[:3])  # square root of 0.25
     np.testing.assert_allclose(wall[4, 4:6, :3], 1)  # layer 1 has no head 1: white
 
 
@@ -213,6 +214,55 @@ def test_what_does_not_fit_is_said(draw, words):
     """A wrong number of labels is refused with the numbers, and so is nothing."""
     with pytest.raises(ShapeError, match=words):
         draw()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "begins"),
+    [
+        ("a.png", None, b"\x89PNG"),
+        ("a", None, b"\x89PNG"),
+        ("a.pdf", None, b"%PDF"),
+        ("a.pdf", "png", b"%PDF"),
+        ("a.svg", "svg", b"<?xml"),
+    ],
+)
+def test_a_picture_has_the_format_of_its_ending(tmp_path, name, kind, begins):
+    """What was asked for by name and a PDF agree; a file without an ending is a PNG."""
+    save_figure(heat_map(torch.eye(2), ["a", "b"], ["a", "b"]), tmp_path / name, kind)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.jpg", None), ("a.svg", "png"), ("a.png", "svg")])
+def test_a_picture_of_another_ending_is_refused(tmp_path, name, kind):
+    """No file says it is what it is not."""
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        save_figure(heat_map(torch.eye(2), ["a", "b"], ["a", "b"]), tmp_path / name, kind)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_map_of_many_positions_numbers_its_axes_by_position():
+    """Two hundred places of five positions each: ticks say positions, at the place that holds them."""
+    names = [str(5 * place) for place in range(200)]
+    axes = heat_map(torch.rand(200, 200), names, names).axes[0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert list(zip(axes.get_xticks(), labels, strict=True)) == [
+        (place, str(5 * place)) for place in (0, 40, 80, 120, 160)
+    ]
+
+
+def test_a_timeline_has_seconds_below_and_its_sound_above():
+    """The map covers the sound's time, and a path is a dot in the middle of its place."""
+    path = torch.tensor([0, 1, 3])
+    figure = timeline_map(
+        torch.rand(3, 4), ["a", "b", "c"], 2.0, spectrogram=torch.rand(5, 8), path=path, title="heard"
+    )
+    sound, axes = figure.axes[:2]
+    assert sound.get_title(loc="left") == "heard"
+    assert tuple(axes.images[0].get_extent()) == (0.0, 2.0, 2.5, -0.5)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.lines[0].get_xdata().tolist() == [0.25, 0.75, 1.75]
+    with pytest.raises(ShapeError, match="name for each row"):
+        timeline_map(torch.rand(3, 4), ["a"], 2.0)
 
 
 def test_a_map_of_weights_that_were_softmaxed_twice_says_so():

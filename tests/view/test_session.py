@@ -9,7 +9,7 @@ import torch
 from regard.attention.scores import ScoreRule
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
-from regard.errors import RegardError
+from regard.errors import ArgumentError, RegardError
 from regard.files.loading import load
 from regard.tracing.layers import LayerTrace
 from regard.tracing.take import trace
@@ -177,3 +177,39 @@ def test_what_look_has_read_is_not_read_again_for_the_page(monkeypatch):
     for asked in ({"model": "", "text": ""}, {"model": "pocket-gpt", "text": "to be"}):
         session.answer("trace", {**asked, "target": None, "off": [], "maxNew": 0, "run": "a"})
     assert len(runs) == 1
+
+
+def test_a_long_text_is_named_in_an_address_and_found_again(monkeypatch, tmp_path):
+    """The address holds 16 letters in the place of the text; a name that is not one is refused."""
+    monkeypatch.setattr("regard.files.hub.cache_folder", lambda: tmp_path)
+    session, text = Session(Models(), "linear (random)"), "a long text\r\n " * 200
+    view = session.address({"text": text, "layer": 1})
+    assert view == {"layer": 1, "ref": view["ref"]}
+    assert session.address({"text": "short"}) == {"text": "short"}
+    meta = json.loads(session.answer("trace", {"ref": view["ref"]}))
+    assert (meta["text"], meta["ref"]) == (text, view["ref"])
+    for wrong in ("0" * 16, "../../etc/passwd"):
+        with pytest.raises(ArgumentError, match="not kept here any more"):
+            session.answer("trace", {"ref": wrong})
+
+
+def test_the_size_of_a_saved_page_is_told_and_refused_before_anything_is_computed(monkeypatch):
+    """The estimate needs no facts and no model."""
+    session = Session(Models(), "linear (random)", "to be")
+    meta = json.loads(session.answer("trace", {}))
+    told = json.loads(session.answer("saved_size", {"docs": [meta["id"]]}))
+    assert 0 < told["bytes"] < told["most"]
+    monkeypatch.setattr("regard.view.page.MOST_BYTES", 1000)
+    monkeypatch.setattr("regard.view.explain.with_layer_vectors", lambda *given: pytest.fail("too late"))
+    view = {"title": "", "says": [], "state": {"layer": 0, "head": 0, "query": 0}, "doc": meta["id"]}
+    with pytest.raises(ArgumentError, match="the page would have"):
+        session.answer("save", {"path": [view]})
+
+
+def test_models_are_kept_by_their_bytes(monkeypatch):
+    """Of models that together have too many bytes the newest stays."""
+    monkeypatch.setattr("regard.view.models._KEPT_BYTES", 1)
+    models = Models()
+    for key in ("linear (random)", "seq2seq (random)"):
+        models.get(key)
+    assert list(models._kept.values) == ["seq2seq (random)"]

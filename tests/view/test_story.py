@@ -9,17 +9,20 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError, RegardError
+from regard.heads.chance import RandomNull
 from regard.heads.flow import logit_attribution
+from regard.models.families import FAMILIES
 from regard.registry import LABEL_COLORS
 from regard.tracing.interventions import intervene
 from regard.tracing.traces import Trace
 from regard.view.document import Document
 from regard.view.explain import layer_vectors, machine
 from regard.view.models import Models
-from regard.view.predict import effects, search
+from regard.view.predict import effects, predict, search
 from regard.view.run import RunProgress, RunRequest, make_document
 from regard.view.server import listen
 from regard.view.session import Session
+from regard.view.story import OPENINGS
 
 TEXT = "a cat saw a dog and a cat"
 
@@ -38,8 +41,21 @@ def weights_with(links, n=11, n_head=3):
     return made
 
 
-def first_scene(weights, tokens):
-    return Document(Trace.from_weights(weights, rows=tokens, cols=tokens)).facts()["scenes"][0]
+def null(link):
+    """What random weights are said to reach: single weights this share of the way from chance to 1."""
+    return RandomNull({"link": link}, n_draw=1, n_head=1, n_token=11)
+
+
+def first_scene(weights, tokens, reached=0.1):
+    made = None if reached is None else lambda: null(reached)
+    return Document(Trace.from_weights(weights, rows=tokens, cols=tokens), make_null=made).facts()["scenes"][
+        0
+    ]
+
+
+def told(scene):
+    """What a caption says, with its words and terms in their places."""
+    return "".join(part if isinstance(part, str) else next(iter(part.values())) for part in scene["says"])
 
 
 def test_the_opening_is_the_link_that_is_strong_long_and_not_shared():
@@ -61,27 +77,118 @@ def test_whole_words_open_before_pieces_of_words():
 def test_a_repeated_word_that_looks_behind_its_copy_is_called_induction():
     """The caption says what the link is: the key follows an earlier copy of the query."""
     tokens = ["[CLS]", *"ab x cd ef gh ij ab kl mn".split(), "[SEP]"]
-    scene = first_scene(weights_with([(1, 7, 2, 0.8)]), tokens)
-    assert "induction" in "".join(part for part in scene["says"] if isinstance(part, str))
+    assert "induction" in told(first_scene(weights_with([(1, 7, 2, 0.8)]), tokens))
 
 
-def test_a_text_without_a_link_opens_where_heads_rest():
-    """Where no link stands out the opening says so; a sink is named only if a head rests on one."""
-    tokens = ["[CLS]", *"abcdefghi", "[SEP]"]
-    says = first_scene(weights_with([]), tokens)["says"]
-    assert {"term": "sink"} not in says
-    assert "stands out" in "".join(part for part in says if isinstance(part, str))
-    resting = weights_with([(0, query, 10, 0.99) for query in range(11)])
-    assert {"term": "sink"} in first_scene(resting, tokens)["says"]
+def test_a_link_that_stands_out_is_asked_about_before_it_is_told():
+    """The first scene asks where the word looks; every copy of the right word is a right answer."""
+    tokens = ["[CLS]", *"the dog and the bird saw it there too".split(), "[SEP]"]
+    scene = first_scene(weights_with([(1, 7, 2, 0.7)]), tokens)
+    assert scene["guess"]["answers"] == [2]
+    assert "70 %" in told(scene)
+    assert "9.1 %" in told(scene)  # one of eleven
 
 
-def test_every_model_has_eight_scenes_with_states_of_its_own(models):
-    """Tours have eight captioned views over three altitudes, whichever the model."""
+@pytest.mark.parametrize(("weight", "reached"), [(0.24, 0.1), (0.6, 0.55), (0.9, None)])
+def test_a_caption_claims_nothing_that_chance_or_random_weights_give(weight, reached):
+    """Too little, no more than random weights reach, or not known: the caption says what is."""
+    tokens = ["[CLS]", *"the old animal did not cross it was tired".split(), "[SEP]"]
+    scene = first_scene(weights_with([(1, 7, 3, weight)]), tokens, reached)
+    assert "guess" not in scene
+    assert "comes near" not in told(scene)
+    assert f"{100 * weight:.0f} %" in told(scene)
+    assert (scene["title"] == "Nothing stands out here") == (reached is not None)
+
+
+SHAPES = ("gpt2", "bert", "llama", "t5", "qwen3", "gemma3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SHAPES)
+def test_no_caption_of_a_random_model_says_that_something_stands_out(family):
+    """Two random models of each family, two texts: by the null and the threshold of the labels."""
+    texts = ("The animal didn't cross the street because it was too tired", "Paris is in France. Rome is in")
+    for seed in (0, 1):
+        models = Models(seed=seed)
+        size = next(iter(FAMILIES[family].sizes))
+        for text in texts:
+            key = f"{size} (random)"
+            scenes = make_document(models.get(key), RunRequest(key, text)).facts()["scenes"]
+            assert not any("comes near" in told(scene) for scene in scenes)
+            assert not any("guess" in scene for scene in scenes)
+
+
+def test_every_model_has_a_tour_that_ends_with_the_reader(models):
+    """It begins with a link and ends with "your turn"; a model's own has a scene about what it predicts."""
     for key, text in (("pocket-gpt", TEXT), ("pocket-dates", "9 August 1988")):
         scenes = make_document(models.get(key), RunRequest(key, text)).facts()["scenes"]
-        assert len(scenes) == 8
-        assert {scene["state"]["at"] for scene in scenes} == {"story", "machine", "atlas"}
+        assert [scene["state"]["at"] for scene in scenes] == ["story", "story", "atlas", "story"]
+        assert scenes[1]["act"]["kind"] == "knock out"
+        assert scenes[-1]["title"] == "Your turn"
         assert all(scene["title"] and scene["says"] for scene in scenes)
+
+
+@pytest.mark.parametrize("opening", OPENINGS, ids=lambda one: one.title)
+def test_an_opening_offers_its_change_and_afterwards_the_way_back(opening):
+    """What its button does leads from one of its texts to the other, and back again."""
+    assert len(OPENINGS) == 3
+    for text in opening.texts:
+        act = opening.act_on(text)
+        if act["kind"] == "word":
+            assert act["from"] in text.split()
+            assert text.replace(act["from"], act["to"]) in opening.texts
+        elif act["kind"] == "text":
+            assert act["text"] in opening.texts
+            assert act["text"] != text
+
+
+def test_other_heads_of_a_word_are_its_strongest_links_against_an_even_spread(models):
+    """For one query the list has each head's largest weight; links to other words come first."""
+    document = make_document(models.get("pocket-gpt"), RunRequest("pocket-gpt", TEXT))
+    query = len(document.ids) - 1
+    found = document.links(query, count=100)
+    assert len(found) == sum(layer.n_head for layer in document.trace.layers)
+    for link in found:
+        row = document.trace.row(link["layer"], link["head"], query)
+        assert link["weight"] == pytest.approx(row.max().item(), rel=1e-4)
+        assert row[link["key"]].item() == pytest.approx(row.max().item(), rel=1e-4)
+        assert link["even"] == pytest.approx(1 / len(document.ids))
+    rests = [link["key"] == query or not document.trace.tokens[0][link["key"]].strip() for link in found]
+    assert rests == sorted(rests)
+
+
+def test_the_facts_of_one_head_are_those_it_has_among_all(models):
+    """A head measured alone has the numbers that it has beside the others."""
+    document = make_document(models.get("pocket-gpt"), RunRequest("pocket-gpt", TEXT))
+    alone = document.head_facts(2, 3)
+    assert alone["label"] is None  # all heads of random models must be known for that
+    every = document.facts()
+    for name, one in alone["measures"].items():
+        value, chance = every["measures"][name]["values"][2][3], every["measures"][name]["chance"][2]
+        assert one["value"] == (None if value is None else pytest.approx(value, abs=1e-5))
+        assert one["chance"] == (None if chance is None else pytest.approx(chance, abs=1e-5))
+    assert document.head_facts(2, 3)["label"] == every["labels"][2][3]
+
+
+def test_a_cut_link_changes_the_prediction_as_the_model_without_it_does(models):
+    """`now` is what the model says without the link, and `was` what it says with it."""
+    one = models.get("pocket-gpt")
+    query = len(one.tokenizer.encode(TEXT)) - 1
+    link = (1, 2, query, 3)
+    document = make_document(one, RunRequest("pocket-gpt", TEXT, cut=(link,)))
+    answer = predict(one, document)
+    ids = torch.tensor([document.ids])
+    with torch.no_grad(), intervene(one) as run:
+        whole = one.model(ids).logits[0, -1].softmax(-1)
+        run.knock_out(layer=1, head=2, query=query, key=3)
+        without = one.model(ids).logits[0, -1].softmax(-1)
+    best = int(without.argmax())
+    assert answer["now"][0]["token"] == one.tokenizer.tokens([best])[0]
+    assert answer["now"][0]["p"] == pytest.approx(without[best].item(), rel=1e-4)
+    assert answer["now"][0]["was"] == pytest.approx(whole[best].item(), rel=1e-4)
+    assert document.meta()["cut"] == [list(link)]
+    with pytest.raises(ArgumentError, match="there is no link from 99 to 0"):
+        make_document(one, RunRequest("pocket-gpt", TEXT, cut=((0, 0, 99, 0),)))
 
 
 def test_rows_of_cross_attention_are_named_by_what_is_written(models):

@@ -3,7 +3,8 @@
 import type { Theme } from "./colour";
 import { Comparison } from "./comparison";
 import type { PageContext } from "./context";
-import { fill, h, number, option } from "./dom";
+import { fill, h, number, option, percent } from "./dom";
+import { shareOf } from "./facts";
 import { Finder } from "./finder";
 import { Machine } from "./machine";
 import { Overview, type Place } from "./overview";
@@ -17,15 +18,19 @@ import { fromHash, START, type State, toHash } from "./state";
 import { Story } from "./story";
 import { TopBar } from "./topbar";
 import { HEAD_NAMES, Tour } from "./tour";
-import type { Backend, Effects, HeadFacts, ModelChoice, Progress, Scene, TileSource } from "./types";
+import type { Act, Backend, Effects, HeadFacts, ModelChoice, Progress, Scene, TileSource } from "./types";
 import { sameToken } from "./words";
 
 export interface Config {
   docs: EmbeddedDoc[];
   start: Partial<State>;
   path: Scene[]; // a tour of somebody's own, instead of ours
-  useHash: boolean;
+  useHash: boolean; // what is looked at is written to the address
+  framed: boolean; // a saved page inside another page, which says what it shows
+  ownsKeys: boolean; // keys work wherever the focus is: nothing else is on this page
 }
+
+const LONG = 2048; // tokens of a text whose heads take a while to measure
 
 /** What a scene does not name is as it is at the start. */
 const PLAIN: Partial<State> = {
@@ -40,8 +45,11 @@ const PLAIN: Partial<State> = {
 };
 
 /** What decides a run of the model: a state with another key needs another trace. */
-const runKey = ({ model, text, target, off, doc, write }: State): string =>
-  JSON.stringify([model, text, target, off, doc, write]);
+const runKey = ({ model, text, ref, target, off, cut, doc, write }: State): string =>
+  JSON.stringify([model, text, text ? "" : ref, target, off, cut, doc, write]);
+
+/** What makes a change a step of the browser's history: another view, model or text, not another cell. */
+const STEPS = ["at", "view", "model", "text", "scene", "compare", "present"] as const;
 
 export class App {
   readonly element = h("div", { class: "regard" });
@@ -68,10 +76,22 @@ export class App {
   private readonly machine: Machine;
   private readonly share: Share;
   private effects: { id: string; found: Effects | null } = { id: "", found: null };
-  private readonly tour = new Tour((scene) => this.goTo(scene));
+  private readonly tour = new Tour({
+    go: (scene) => this.goTo(scene),
+    act: (act) => void this.act(act).catch((error: unknown) => this.failed(error)),
+    hide: () => this.render(),
+    openings: () => this.openings(),
+  });
   private readonly atlas: HTMLElement;
+  private readonly pointer = h("div", { class: "pointer", "aria-hidden": "true", hidden: true });
+  private readonly leave = h(
+    "button",
+    { type: "button", class: "leave", onclick: () => this.change({ present: false }) },
+    "End presentation (p)",
+  );
   private readonly comparison: Comparison;
   private limit: number | null = null;
+  private wrong = ""; // why something else is shown than was asked for
   private addressTimer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
@@ -83,7 +103,7 @@ export class App {
     const failed = (error: unknown) => this.failed(error);
     const context = this.context();
     this.panels = new Panels(context);
-    this.story = new Story(context);
+    this.story = new Story(context, (token) => this.guess(token));
     this.machine = new Machine(context);
     const finder = new Finder(context);
     this.share = new Share(context, () => this.drawing());
@@ -137,7 +157,7 @@ export class App {
         this.legend,
         panel("Predictions", true, h("div", { class: "inside" }, this.panels.offs), this.panels.predicting),
         this.writing,
-        panel("Which head does it?", false, finder.element),
+        panel("Find the head that links ...", false, finder.element),
       ),
       h("main", { class: "main" }, this.headline, this.stage.controls, this.stage.element, this.stage.foot),
       h(
@@ -158,7 +178,10 @@ export class App {
       this.tour.help,
       this.stage.tip,
       this.stage.announced,
+      this.pointer,
+      this.leave,
     );
+    this.element.classList.toggle("framed", config.framed);
     this.listen();
   }
 
@@ -246,7 +269,7 @@ export class App {
     this.say([error instanceof Error ? error.message : String(error)]);
   }
 
-  change(patch: Partial<State>): void {
+  change(patch: Partial<State>, history: "step" | "same" = "step"): void {
     const moves = [
       "at",
       "layer",
@@ -262,8 +285,13 @@ export class App {
     ];
     // A scene's caption is about its view: who goes elsewhere leaves it.
     if (!("scene" in patch) && moves.some((name) => name in patch)) patch = { ...patch, scene: null };
-    this.state = { ...this.state, ...patch };
-    this.writeAddress();
+    if (patch.text !== undefined && patch.text !== this.state.text && !("cut" in patch))
+      patch = { ...patch, cut: [], ref: "" }; // links are those of a text
+    const before = this.state;
+    this.state = { ...before, ...patch };
+    const step =
+      history === "step" && this.source !== null && STEPS.some((name) => before[name] !== this.state[name]);
+    this.writeAddress(step);
     const key = runKey(this.state);
     if (key !== this.asked) {
       this.asked = key;
@@ -271,15 +299,65 @@ export class App {
     } else this.render();
   }
 
-  /** Not at every frame: browsers let an address change a few times a second only. */
-  private writeAddress(): void {
+  /** A step can be gone back from. Other changes wait: browsers let an address change a few times a second. */
+  private writeAddress(step = false): void {
     if (!this.config.useHash) return;
     clearTimeout(this.addressTimer);
-    this.addressTimer = setTimeout(() => history.replaceState(null, "", `#${toHash(this.state)}`), 200);
+    const address = () => `#${toHash(this.state)}`;
+    if (step) history.pushState(null, "", address());
+    else this.addressTimer = setTimeout(() => history.replaceState(null, "", address()), 200);
   }
 
   private get scenes(): Scene[] {
     return this.config.path.length ? this.config.path : (this.facts?.scenes ?? []);
+  }
+
+  /** Texts that show something, for a model that can read them. */
+  private openings(): { title: string; open: () => void }[] {
+    if (!this.backend || this.config.path.length || !this.source || this.source.meta.kind === "unknown")
+      return [];
+    return (this.facts?.openings ?? []).map(({ title, text }) => ({
+      title,
+      open: () =>
+        this.look({
+          ...PLAIN,
+          at: "story",
+          text,
+          target: "",
+          off: [],
+          cut: [],
+          write: 0,
+          scene: null,
+          query: null,
+          key: null,
+          suggest: [],
+        }),
+    }));
+  }
+
+  /** A click on a word answers the question that is open. */
+  private guess(token: number): boolean {
+    if (!this.tour.asking) return false;
+    this.tour.answer(token);
+    return true;
+  }
+
+  /** What a scene's button does. */
+  private async act(act: Act): Promise<void> {
+    const { source, backend, state } = this;
+    if (!source || !backend) return;
+    if (act.kind === "word") return this.story.change(act.from, act.to, state.scene);
+    if (act.kind === "text") return this.look({ text: act.text, off: [], cut: [], scene: state.scene });
+    const { values } = await backend.effects(source.meta);
+    let best: [number, number, number] | null = null;
+    values.forEach((row, layer) =>
+      row.forEach((value, head) => {
+        if (value !== null && (!best || value > best[2])) best = [layer, head, value];
+      }),
+    );
+    if (!best || this.source !== source) return;
+    const [layer, head] = best as [number, number, number];
+    this.change({ off: [[layer, head]], scene: state.scene, at: "story" });
   }
 
   /** What a picture of the page is of; the map has one of its own. */
@@ -287,7 +365,7 @@ export class App {
     const { state, stage } = this;
     const view = state.view === "lines" ? stage.lines : stage.text;
     const root = { story: this.story, machine: this.machine, atlas: view }[state.at].element;
-    return { root, links: (canvas) => stage.lines.vectors(canvas) };
+    return { root, links: (canvas) => stage.lines.vectors(canvas), panels: () => stage.figure() };
   }
 
   /** What each head does to the prediction, asked for once it is to be seen. */
@@ -309,9 +387,9 @@ export class App {
     return this.effects.found;
   }
 
-  private goTo(scene: number | null): void {
+  private goTo(scene: number | null, history: "step" | "same" = "step"): void {
     const wanted = scene === null ? {} : { ...PLAIN, ...this.scenes[scene]?.state };
-    this.change({ ...wanted, scene });
+    this.change({ ...wanted, scene }, history);
   }
 
   /** Look at a text, also at one that could not be looked at before. */
@@ -322,14 +400,22 @@ export class App {
 
   private async load(): Promise<void> {
     const ticket = ++this.loading;
-    const { model, text, target, off, doc, write } = this.state;
+    const { model, text, ref, target, off, cut, doc, write } = this.state;
     this.stopper.abort(); // what was asked before is wanted no more
     this.stopper = new AbortController();
     this.top.busy({ done: 0, total: 0 });
     try {
       let source: TileSource;
-      if (this.backend && (model || text || !this.config.docs.length)) {
-        const request = { model, text, target: target || null, off, maxNew: write };
+      if (this.backend && (model || text || ref || !this.config.docs.length)) {
+        const request = {
+          model,
+          text,
+          ref: text ? "" : ref,
+          target: target || null,
+          off,
+          cut,
+          maxNew: write,
+        };
         const told = (progress: Progress) => ticket === this.loading && this.top.busy(progress);
         source = await this.backend.trace(request, told, this.stopper.signal);
       } else {
@@ -340,10 +426,22 @@ export class App {
       if (ticket !== this.loading) return;
       this.adopt(source);
     } catch (error) {
-      if (ticket === this.loading) this.failed(error);
+      if (ticket === this.loading) this.recover(error);
     } finally {
       if (ticket === this.loading) this.top.busy(null);
     }
+  }
+
+  /** Say what went wrong. A page that has nothing to show yet shows the usual model instead of bare panels. */
+  private recover(error: unknown): void {
+    const { model, off, cut } = this.state;
+    if (!this.source && this.backend && (model || off.length || cut.length)) {
+      this.wrong = error instanceof Error ? error.message : String(error);
+      this.change(
+        { model: "", ref: "", off: [], cut: [], layer: 0, head: 0, query: null, key: null },
+        "same",
+      );
+    } else this.failed(error);
   }
 
   adopt(source: TileSource): void {
@@ -352,7 +450,11 @@ export class App {
     this.facts = null;
     this.limit = null;
     this.stage.tip.replaceChildren();
-    this.say(source.meta.notices);
+    this.say([
+      ...(this.wrong ? [`${this.wrong} Shown is ${source.meta.title}.`] : []),
+      ...source.meta.notices,
+    ]);
+    this.wrong = "";
     const last = source.meta.layers.length - 1;
     const fresh: Partial<State> = { layer: Math.min(this.state.layer, last) };
     const layer = source.meta.layers[fresh.layer!]!;
@@ -368,20 +470,55 @@ export class App {
     if (source.meta.generated) this.writing.open = true;
     this.element.classList.toggle("writes", source.meta.generated !== null);
     this.panels.renew();
-    // Measuring a long text takes as long as all small pictures together: those come first.
-    const long = source.meta.tokens.length > 2048;
     this.drawn()
-      .then(() => (long ? this.overview.whenFilled() : null))
-      .then(() => source.facts())
-      .then((facts) => {
-        if (this.source !== source) return;
-        this.facts = facts;
-        const opens = this.state.at === "story" && this.state.query === null;
-        if (opens && this.scenes.length) this.goTo(0);
-        else this.change(opens ? { at: "atlas" } : {}); // a long text has no story
-      })
+      .then(() => this.measure(source))
       .catch((error: unknown) => this.failed(error));
-    this.change(fresh);
+    if (source.meta.ref && !this.state.text) fresh.ref = source.meta.ref;
+    this.change(fresh, "same");
+  }
+
+  /** Of a long text first the head that is shown, then all of them. */
+  private async measure(source: TileSource): Promise<void> {
+    if (source.meta.tokens.length > LONG) {
+      if (this.state.query === null) await this.chooseLink(source);
+      this.panels.renewFacts();
+      this.render();
+      await this.overview.whenFilled();
+    }
+    const facts = await source.facts();
+    if (this.source !== source) return;
+    this.facts = facts;
+    const { at, query, key } = this.state;
+    if (at === "story" && query === null && this.scenes.length) return this.goTo(0, "same");
+    if (at !== "atlas" && (query === null || key === null)) await this.chooseLink(source);
+    this.render();
+  }
+
+  /** A link to show where none is chosen: that of the first scene, or the strongest of the head or the word. */
+  private async chooseLink(source: TileSource): Promise<void> {
+    const { layer, head, query } = this.state;
+    const first = this.scenes[0]?.state;
+    if (query === null && first)
+      return this.change({ ...(first as Partial<State>), at: this.state.at }, "same");
+    const pairs = query === null ? await source.pairs(layer, head) : [];
+    const keys = source.meta.layers[layer]!.keys;
+    const at = query ?? pairs[0]?.query ?? 0;
+    const row = await source.tile({
+      layer,
+      head,
+      r0: at,
+      r1: at + 1,
+      c0: 0,
+      c1: keys,
+      nRow: 1,
+      nCol: keys,
+      valued: false,
+    });
+    let best = 0;
+    row.values.forEach((value, i) => {
+      if (!(value <= row.values[best]!)) best = Number.isNaN(value) ? best : i;
+    });
+    if (this.source === source) this.change({ query: at, key: best }, "same");
   }
 
   /** The chosen words in another text: where a word is changed the others stay chosen. */
@@ -454,13 +591,20 @@ export class App {
     const { source, state } = this;
     this.element.dataset["theme"] = this.theme;
     this.element.dataset["at"] = state.at;
+    this.element.classList.toggle("presenting", state.present);
+    this.pointer.hidden = !state.present;
+    if (state.at !== "atlas") this.stage.tip.replaceChildren(); // it is of the map
     this.top.render();
     this.story.element.hidden = state.at !== "story";
     this.machine.element.hidden = state.at !== "machine";
     this.atlas.hidden = state.at !== "atlas";
     this.element.classList.toggle("comparing", state.compare !== "none" && state.view === "map");
     if (!source) return;
-    this.tour.show(this.scenes, state.scene);
+    this.tour.show(this.scenes, state.scene, source.meta.id);
+    const scene = state.scene === null ? null : this.scenes[state.scene];
+    const asking = this.tour.asking !== null;
+    this.element.classList.toggle("asking", asking);
+    this.story.stage(asking, asking ? null : (scene?.points ?? null));
     if (state.at === "story") return void this.story.show(source);
     if (state.at === "machine") return void this.machine.show(source);
     const layer = source.meta.layers[state.layer]!;
@@ -485,6 +629,7 @@ export class App {
       filter: state.filter,
       theme: this.theme,
       effects: this.effectsOf(source),
+      scale: state.thumbs,
     });
     const apart = b !== null && b.source !== source; // another run: it has heads of its own
     this.other.hidden = this.overview2.element.hidden = !apart;
@@ -501,21 +646,22 @@ export class App {
         filter: "",
         theme: this.theme,
         effects: null,
+        scale: state.thumbs,
       });
     }
     const label = this.facts?.labels[at.layer]?.[at.head];
     const chip = label
       ? h(
           "span",
-          { class: "chip", title: `${HEAD_NAMES[label.label] ?? ""} ${label.rule}` },
+          { class: "chip", title: `${HEAD_NAMES[label.label] ?? ""} ${shareOf(label)}. ${label.rule}` },
           h("i"),
-          label.label,
+          `${label.label}${label.share === null ? "" : ` ${percent(label.share)}`}`,
         )
       : null;
     chip?.style.setProperty("--label", this.overview.colourOf(label!.label));
     fill(
       this.headline,
-      h("b", {}, `Layer ${at.layer} · head ${at.head}`),
+      this.picker(source),
       chip,
       h(
         "span",
@@ -526,6 +672,40 @@ export class App {
     this.drawGridTools();
     this.panels.render(source);
     this.player.show(source, this.backend ? null : NEEDS_MODEL, state.query);
+  }
+
+  /** Layer and head where the map is, whatever else of the page is in sight. */
+  private picker(source: TileSource): HTMLElement {
+    const { layer, head } = this.state;
+    const pick = (name: string, count: number, chosen: number, choose: (value: number) => void) =>
+      h(
+        "select",
+        {
+          "aria-label": name,
+          onchange: (event: Event) => choose(Number((event.target as HTMLSelectElement).value)),
+        },
+        Array.from({ length: count }, (_, i) => option(String(i), `${name} ${i}`, i === chosen)),
+      );
+    const heads = source.meta.layers.map((one) => one.heads);
+    const step = (by: number) => {
+      const all = heads.flatMap((count, l) =>
+        Array.from({ length: count }, (_, x) => ({ layer: l, head: x })),
+      );
+      const now = all.findIndex((place) => place.layer === layer && place.head === head);
+      this.pickHead(all[(now + by + all.length) % all.length]!, false);
+    };
+    const button = (name: string, sign: string, by: number) =>
+      h("button", { type: "button", "aria-label": name, onclick: () => step(by) }, sign);
+    return h(
+      "span",
+      { class: "picker" },
+      button("previous head", "‹", -1),
+      pick("Layer", heads.length, layer, (value) =>
+        this.pickHead({ layer: value, head: Math.min(head, heads[value]! - 1) }, false),
+      ),
+      pick("head", heads[layer]!, head, (value) => this.pickHead({ layer, head: value }, false)),
+      button("next head", "›", 1),
+    );
   }
 
   private drawGridTools(): void {
@@ -571,6 +751,17 @@ export class App {
         option("weights", "show weights", state.tint === "weights"),
         option("effect", "show effect on the prediction", state.tint === "effect", !this.backend),
       ),
+      h(
+        "label",
+        { class: "inline" },
+        h("input", {
+          type: "checkbox",
+          checked: state.thumbs === "own",
+          onchange: (event: Event) =>
+            this.change({ thumbs: (event.target as HTMLInputElement).checked ? "own" : "one" }),
+        }),
+        "a scale for each picture",
+      ),
     );
     fill(
       this.legend,
@@ -593,8 +784,8 @@ export class App {
         {},
         state.tint === "effect"
           ? (this.effects.found?.what ?? "Switching heads off…") +
-              ": orange is more, blue is less than nothing."
-          : "Small pictures: each has its own scale, square root of the largest weight of each group of cells. Shift-click compares.",
+              ": orange: helps this word; blue: works against it."
+          : `Small pictures: the ${this.theme === "dark" ? "brighter" : "darker"}, the larger the weight, ${state.thumbs === "one" ? "on one scale for all heads" : "each on a scale of its own"} (square root). Shift-click compares.`,
       ),
     );
   }
@@ -604,29 +795,19 @@ export class App {
     if (this.config.useHash)
       addEventListener("hashchange", () => {
         if (location.hash.slice(1) !== toHash(this.state))
-          this.change({ ...START, ...fromHash(location.hash) });
+          this.change({ ...START, ...fromHash(location.hash) }, "same");
       });
     // The page's own keys work wherever the focus is; in a notebook only inside its cell.
-    const keys: GlobalEventHandlers = this.config.useHash ? document.documentElement : this.element;
-    keys.addEventListener("keydown", (event) => {
-      const from = event.composedPath()[0] as HTMLElement;
-      if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) || event.ctrlKey || event.metaKey || event.altKey)
-        return;
-      const wanted = Object.entries(VIEWS).find(([, { key }]) => key === event.key);
-      const [name, level] = [wanted?.[0], wanted?.[1].level];
-      const at = level === "page" ? (name as PageView) : null;
-      if (at) return this.change({ at, scene: null });
-      if (event.key === "?") return this.tour.open();
-      if (event.key === "p") return void this.element.classList.toggle("presenting");
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (step && this.state.scene !== null && this.state.at !== "atlas") {
-        if (this.scenes[this.state.scene + step]) this.goTo(this.state.scene + step);
-        return;
-      }
-      if (this.state.at !== "atlas") return;
-      const view = level === "atlas" ? (name as AtlasView) : null;
-      if (view) this.change({ view });
-      else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
+    const keys: GlobalEventHandlers = this.config.ownsKeys ? document.documentElement : this.element;
+    keys.addEventListener("keydown", (event) => this.key(event));
+    this.element.addEventListener("pointermove", (event) => {
+      if (!this.state.present) return;
+      const box = this.element.getBoundingClientRect();
+      this.pointer.style.translate = `${event.clientX - box.left}px ${event.clientY - box.top}px`;
+    });
+    // A panel that is open over the page closes as a menu does.
+    this.element.addEventListener("pointerdown", (event) => {
+      if (!event.composedPath().includes(this.share.element)) this.share.close();
     });
     this.element.addEventListener("dragover", (event) => {
       event.preventDefault();
@@ -639,6 +820,49 @@ export class App {
       const file = event.dataTransfer?.files[0];
       if (file) void this.open(file);
     });
+  }
+
+  private key(event: KeyboardEvent): void {
+    const from = event.composedPath()[0] as HTMLElement;
+    const { state } = this;
+    if (event.key === "Escape") {
+      if (this.share.element.open) this.share.close();
+      else if (state.present && !this.tour.help.open) this.change({ present: false });
+      return;
+    }
+    const typing =
+      /^(INPUT|TEXTAREA|SELECT)$/.test(from.tagName) && (from as HTMLInputElement).type !== "checkbox";
+    if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (this.tour.help.open) return;
+    // A clicker sends PageDown and PageUp; Space presses a button that has the focus.
+    const pressing = /^(BUTTON|SUMMARY)$/.test(from.tagName);
+    const clicks: Record<string, number> = { PageDown: 1, PageUp: -1, ...(pressing ? {} : { " ": 1 }) };
+    const arrows: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1 };
+    const step = clicks[event.key] ?? (state.scene === null ? undefined : arrows[event.key]);
+    if (step !== undefined && this.scenes.length) {
+      event.preventDefault();
+      const to = state.scene === null ? (step > 0 ? 0 : -1) : state.scene + step;
+      if (this.tour.reveal(step)) return;
+      if (this.scenes[to]) this.goTo(to);
+      return;
+    }
+    const wanted = Object.entries(VIEWS).find(([, { key }]) => key === event.key);
+    if (wanted?.[1].level === "page") return this.change({ at: wanted[0] as PageView, scene: null });
+    if (event.key === "?") return this.tour.open();
+    if (event.key === "p") return this.present();
+    if (state.at !== "atlas") return;
+    if (wanted) this.change({ view: wanted[0] as AtlasView });
+    else if (event.key === "x") this.panels.offs.querySelector<HTMLButtonElement>(".switch")?.click();
+    else if (event.key.startsWith("Arrow")) this.overview.key(event); // of the grid, wherever the focus is
+  }
+
+  /** One thing, as large as the screen. A browser may refuse to fill the screen: the window is filled then. */
+  private present(): void {
+    const present = !this.state.present;
+    this.change({ present });
+    if (!this.config.useHash) return;
+    if (present) this.element.requestFullscreen?.().catch(() => undefined);
+    else if (document.fullscreenElement) void document.exitFullscreen();
   }
 
   async open(file: File): Promise<void> {

@@ -1,20 +1,17 @@
 // Numbers to colours. Lightness alone carries the order, so that every kind of colour blindness can read it.
 
+import { DIFFERENCE_COLORS, WEIGHT_COLORS } from "./registry";
 import type { Tile } from "./types";
 
 export type ScaleName = "linear" | "sqrt" | "log";
 export type Theme = "light" | "dark";
 type Rgb = [number, number, number];
 
-const LIGHT: Rgb[] = [
-  [252, 252, 254],
-  [214, 228, 244],
-  [148, 188, 226],
-  [78, 134, 196],
-  [52, 80, 160],
-  [42, 34, 104],
-  [22, 10, 48],
-];
+const rgbOf = (hex: string): Rgb => {
+  const value = parseInt(hex.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
+};
+
 const DARK: Rgb[] = [
   [16, 18, 26],
   [38, 34, 84],
@@ -24,17 +21,6 @@ const DARK: Rgb[] = [
   [246, 150, 82],
   [253, 236, 170],
 ];
-const LESS: Rgb[] = [
-  [4, 60, 112],
-  [62, 140, 196],
-  [168, 208, 230],
-]; // blue: the second is larger
-const MORE: Rgb[] = [
-  [250, 202, 150],
-  [222, 124, 40],
-  [138, 62, 6],
-]; // orange: the first is larger
-
 export const HIDDEN: Record<Theme, Rgb> = { light: [226, 227, 231], dark: [44, 47, 56] };
 export const SCALE_NAMES: Record<ScaleName, string> = { linear: "linear", sqrt: "square root", log: "log" };
 /** Okabe and Ito's colours, told apart with every kind of colour blindness. */
@@ -61,9 +47,12 @@ function table(anchors: Rgb[]): Uint8ClampedArray {
   return out;
 }
 
-const SEQUENTIAL: Record<Theme, Uint8ClampedArray> = { light: table(LIGHT), dark: table(DARK) };
+const SEQUENTIAL: Record<Theme, Uint8ClampedArray> = {
+  light: table(WEIGHT_COLORS.map(rgbOf)),
+  dark: table(DARK),
+};
 const DIVERGING: Record<Theme, Uint8ClampedArray> = {
-  light: table([...LESS, [248, 248, 248], ...MORE]),
+  light: table(DIFFERENCE_COLORS.map(rgbOf)),
   dark: table([
     [168, 208, 230],
     [62, 140, 196],

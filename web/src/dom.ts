@@ -93,6 +93,16 @@ export function number(value: number): string {
   return value.toFixed(size >= 100 ? 1 : 3).replace("-", "−");
 }
 
+/** 1st, 2nd, 3rd, 11th, 233rd. */
+export function ordinal(value: number): string {
+  const tens = value % 100;
+  const ending = tens > 10 && tens < 14 ? "th" : (["th", "st", "nd", "rd"][value % 10] ?? "th");
+  return `${value}${ending}`;
+}
+
+/** "1 head", "2 heads". */
+export const plural = (count: number, noun: string): string => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
 /** Shares are percents where they stand in a sentence: 64 %, 0.4 %, under 0.1 %. */
 export function percent(share: number): string {
   if (share > 0 && share < 0.001) return "under 0.1 %";

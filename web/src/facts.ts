@@ -1,24 +1,25 @@
 // Facts of a head, predictions, and the writing of text step by step.
 
-import { fill, h, number, option } from "./dom";
+import { fill, h, number, option, percent } from "./dom";
 import { MEASURES } from "./registry";
-import type { HeadFacts, Pair, Prediction, PredictionAnswer } from "./types";
+import type { HeadLabel, OneHead, Pair, Prediction, PredictionAnswer } from "./types";
+
+/** How much of the text a label speaks of: a head may do something else with the rest. */
+export const shareOf = ({ share }: HeadLabel): string =>
+  share === null ? "on this text" : `${percent(share)} of its weight on this text`;
 
 export function showFacts(
   into: HTMLElement,
-  facts: HeadFacts | null,
+  facts: OneHead | null,
   pairs: Pair[] | null,
-  at: { layer: number; head: number },
   names: { rows: string[]; cols: string[] },
   valued: boolean,
   canValue: boolean,
   on: { value: (valued: boolean) => void; pair: (pair: Pair) => void },
 ): void {
-  const label = facts?.labels[at.layer]?.[at.head] ?? null;
-  const measures = Object.entries(facts?.measures ?? {}).flatMap(([name, { what, values, chance }]) => {
-    const value = values[at.layer]?.[at.head];
-    if (value === null || value === undefined) return [];
-    const level = chance[at.layer];
+  const label = facts?.label ?? null;
+  const measures = Object.entries(facts?.measures ?? {}).flatMap(([name, { what, value, chance: level }]) => {
+    if (value === null) return [];
     const counted = MEASURES[name]?.unit !== "share"; // not a share of 1: it has no bar
     const bar = h("span", { class: "bar1", "aria-hidden": "true" });
     bar.style.width = `${Math.min(100, 100 * (counted ? 0 : value))}%`;
@@ -26,18 +27,27 @@ export function showFacts(
       h(
         "tr",
         { title: what },
-        h("th", { scope: "row" }, name),
+        h("th", { scope: "row" }, MEASURES[name]?.title ?? name),
         h("td", { class: "num" }, number(value)),
         h("td", { class: "barcell" }, !counted && bar),
-        h("td", { class: "quiet num" }, level === null || level === undefined ? "" : number(level)),
+        h("td", { class: "quiet num" }, level === null ? "" : number(level)),
       ),
     ];
   });
   fill(
     into,
     label
-      ? h("p", {}, h("b", {}, label.label), " ", h("span", { class: "quiet" }, label.rule))
-      : h("p", { class: "quiet" }, facts ? "No label: no rule fits this head on this text." : "Measuring…"),
+      ? h(
+          "p",
+          {},
+          h("b", {}, label.label),
+          h("span", { class: "quiet" }, ` (${shareOf(label)}) ${label.rule}`),
+        )
+      : h(
+          "p",
+          { class: "quiet" },
+          facts ? "No label: what this head does on this text does not stand out from chance." : "Measuring…",
+        ),
     h(
       "p",
       { class: "caution", role: "note" },
@@ -67,7 +77,7 @@ export function showFacts(
             h("th", { scope: "col" }, "measure"),
             h("th", { scope: "col" }, "here"),
             h("td", {}),
-            h("th", { scope: "col", title: "of a head that looks at everything alike" }, "chance"),
+            h("th", { scope: "col", title: "of a head that looks at every visible key alike" }, "chance"),
           ),
         ),
         h("tbody", {}, measures),
@@ -87,7 +97,7 @@ export function showFacts(
                 h(
                   "button",
                   { type: "button", class: "link", onclick: () => on.pair(pair) },
-                  `${names.rows[pair.query]?.trim() ?? pair.query} → ${names.cols[pair.key]?.trim() ?? pair.key}`,
+                  `${names.rows[pair.query] ?? pair.query} → ${names.cols[pair.key] ?? pair.key}`,
                 ),
                 h("span", { class: "num" }, number(pair.weight)),
               ),

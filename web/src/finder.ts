@@ -21,9 +21,13 @@ export class Finder {
     this.lines.value = SENTENCES.join("\n");
     fill(
       this.element,
-      h("p", { class: "quiet" }, "One sentence a line: *who looks* in stars, [at what] in brackets."),
+      h(
+        "p",
+        { class: "quiet" },
+        "One sentence in each line: the word that looks in *stars*, the word it looks at in [brackets].",
+      ),
       this.lines,
-      h("button", { type: "button", onclick: () => this.search() }, "Which head does it?"),
+      h("button", { type: "button", onclick: () => this.search() }, "Find the head that links them"),
       this.found,
     );
   }

@@ -229,10 +229,24 @@ export class EmbeddedLayer {
       keys: kept,
       scores: kept.map(raw),
       visible: kept.map((i) => this.visible(head, query, i)),
-      rest: kept.length < keys && left > 1e-9 ? parts.lse! + Math.log(left) : null,
+      // What is left belongs to the keys not shown, or to a sink.
+      rest: left > (kept.length < keys ? 1e-9 : 1e-5) ? parts.lse! + Math.log(left) : null,
       values: this.has("v") ? kept.map((i) => this.vector("v", head, i)!) : null,
+      restValue: kept.length < keys && this.has("v") ? this.restValue(head, weights, new Set(kept)) : null,
       ...(this.has("x") ? this.fromModel(parts, kept, head, query, key) : {}),
     };
+  }
+
+  /** What the keys that are not shown give together. */
+  private restValue(head: number, weights: Float32Array, kept: Set<number>): number[] {
+    const sum = new Array<number>(this.shape("v")[2]!).fill(0);
+    weights.forEach((weight, key) => {
+      if (kept.has(key) || !(weight > 0)) return;
+      this.vector("v", head, key)!.forEach((value, d) => {
+        sum[d]! += weight * value;
+      });
+    });
+    return sum;
   }
 
   /** What was kept of the model for this layer. The machine of other layers begins at the query. */

@@ -18,6 +18,7 @@ export interface LineOptions {
   valued: boolean;
   theme: Theme;
   links: LinkCount;
+  near: number | null; // the token that a long text opens at
 }
 
 /** How many links of each token are drawn; few by themselves where many would be a wall. */
@@ -99,7 +100,9 @@ export class LinesView {
     rowTokens: string[],
     colTokens: string[],
   ): Promise<void> {
-    if (this.last?.source !== source) this.start = 0;
+    // A long text opens where its chosen token is; who pages on stays there until another is chosen.
+    if (this.last?.source !== source || this.last.options.near !== options.near)
+      this.start = Math.max(0, (options.near ?? 0) - MOST / 2);
     this.last = { source, options };
     const ticket = ++this.ticket;
     const r0 = Math.min(this.start, Math.max(0, rowTokens.length - MOST));
@@ -279,7 +282,7 @@ export class LinesView {
           ),
         notes.map((note) => h("p", { class: "quiet" }, note)),
       ),
-      h("div", { class: "heads2" }, h("span", {}, "query → looks"), h("span", {}, "key → is looked at")),
+      h("div", { class: "heads2" }, h("span", {}, "looking (query)"), h("span", {}, "looked at (key)")),
       h("div", { class: "board" }, queries, canvas, keys),
     );
     const draw = () => this.draw(canvas, queries, keys, rows, cols, tiles, least, options, height);

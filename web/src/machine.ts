@@ -1,12 +1,13 @@
 // The machine: how one weight comes about, step by step, every number the model's own until you overwrite one.
 
+import { codeOf } from "./code";
 import { CATEGORY } from "./colour";
 import type { PageContext } from "./context";
 import { fill, h, number, percent } from "./dom";
 import { sideTokens } from "./stage";
-import type { MachineRow, TileSource } from "./types";
+import type { MachineRow, Push, TileSource } from "./types";
 import { bars, showWhy } from "./why";
-import { label, labels, linkNames } from "./words";
+import { label, labels, linkNames, name } from "./words";
 
 const NOTHING_KEPT =
   "This page has no model and kept nothing more of this layer: the machine begins at the query and the key.";
@@ -71,7 +72,7 @@ export class Machine {
         this.playing,
         this.slider,
         h("label", { class: "inline" }, "temperature", this.heat, this.heatSaid),
-        h("button", { type: "button", onclick: () => this.reset() }, "the model's numbers"),
+        h("button", { type: "button", onclick: () => this.reset() }, "Reset to the model's numbers"),
       ),
       this.changed,
       this.steps,
@@ -129,7 +130,7 @@ export class Machine {
     if (query === null || key === null) {
       this.asked = "";
       this.row = null;
-      fill(this.heading, "Choose a link first: in Story a word, in Atlas a cell of the map.");
+      fill(this.heading, "Choose a link first: a word in Story, or a cell of the map in Atlas.");
       fill(this.steps);
       this.changed.hidden = true;
       return;
@@ -164,10 +165,13 @@ export class Machine {
     const { parts, model } = row;
     fill(
       this.heading,
-      `Head ${layer}.${head}: how `,
-      h("b", { class: "query" }, names.query),
-      " came to look at ",
-      h("b", { class: "key" }, names.key),
+      "Where does ",
+      h("b", {}, percent(row.parts.visible ? row.parts.weight : 0)),
+      " come from? Head ",
+      `${layer}.${head}, `,
+      name(names.query, "query"),
+      " looking at ",
+      name(names.key, "key"),
     );
     if (!row.keys.length) {
       this.count = 1;
@@ -188,6 +192,12 @@ export class Machine {
     }
     const own = softmaxRow(row, row.scores, row.visible, 1);
     const weights = softmaxRow(row, this.scores, this.visible, this.temperature);
+    const hasMore = meta.keys > row.keys.length;
+    const sink = meta.sink && row.rest !== null;
+    const rest = (shown: number[]) =>
+      row.rest === null ? 0 : Math.max(0, 1 - shown.reduce((a, b) => a + b, 0));
+    const [left, restOwn] = [rest(weights), rest(own)];
+    const scale1 = restOwn > 0 ? left / restOwn : 0; // by how much the rest of a long row has changed
     const edited =
       this.temperature !== 1 ||
       this.scores.some((s, i) => s !== row.scores[i]) ||
@@ -196,7 +206,7 @@ export class Machine {
     this.changed.textContent = "You changed a number: what follows it is no longer the model's.";
     this.heatSaid.textContent = number(this.temperature);
     const at = row.keys.indexOf(key);
-    const name = (i: number) => colNames[row.keys[i]!]!;
+    const keyName = (i: number) => colNames[row.keys[i]!]!;
     const vector = (title: string, values: number[], colour = CATEGORY[0]!) =>
       bars(title, values, colour, page.theme);
     const sum = parts.products.reduce((a, b) => a + b, 0);
@@ -211,13 +221,13 @@ export class Machine {
       ]);
       cards.push([
         "q = x W_q",
-        `Each head asks with its own ${model.q.length} numbers: the query of ${q}, and the key of ${k} that comes to meet it.`,
+        `Each head asks with its own ${model.q.length} numbers: the query of ${q}, and the key of ${k} it is compared with.`,
         [vector("q", model.q), vector("k", model.k)],
       ]);
       if (!same(model.q, parts.q) || !same(model.k, parts.k))
         cards.push([
           "positions",
-          `Positions turn both, ${q} by ${query} steps and ${k} by ${key}: where they stand now counts.`,
+          `Both are rotated by their position, ${q} by ${query} steps and ${k} by ${key}, so that distance matters.`,
           [vector("q", parts.q), vector("k", parts.k)],
         ]);
     } else cards.push(["q, k", row.without ?? NOTHING_KEPT, [vector("q", parts.q), vector("k", parts.k)]]);
@@ -225,7 +235,7 @@ export class Machine {
       "score",
       parts.additive
         ? `Each pair of numbers gives w·tanh(q + k); together ${number(sum)}.`
-        : `Number times number, ${parts.products.length} products; their sum ${number(sum)} × ${number(parts.scale ?? 1)}${parts.bias ? ` + ${number(parts.bias)} for the distance` : ""} is the score.`,
+        : `Multiply number by number and add the ${parts.products.length} products: ${number(sum)}. Times ${number(parts.scale ?? 1)}${parts.softcap === null ? "" : `, softly capped at ${parts.softcap}`}${parts.bias ? `, plus ${number(parts.bias)} for the distance` : ""}, that is the score.`,
       [
         vector(parts.additive ? "w·tanh" : "q·k", parts.products, CATEGORY[2]!),
         this.scoreField(at, colNames[key]!),
@@ -233,27 +243,33 @@ export class Machine {
     ]);
     cards.push([
       "the whole row",
-      `${q} scores every key it may see. Click a bar to hide it from ${q}, or to show it.`,
-      [this.chart(this.scores, (i) => this.visible[i]!, name, at, "score")],
+      `${q} scores every key it may see${hasMore ? `; the ${row.keys.length} largest are shown` : ""}. Click a bar to mask that key, or to show it again.`,
+      [this.chart(this.scores, (i) => this.visible[i]!, keyName, at, "score")],
     ]);
     cards.push([
       "softmax",
-      `exp of each score, divided by their sum: ${percent(weights[at]!)} for ${k}. The row sums to 1.`,
-      [this.chart(weights, (i) => this.visible[i]!, name, at, "weight")],
+      `exp of each score, divided by the sum of all: ${percent(weights[at]!)} for ${k}. ${sink ? `The learned sink takes ${percent(left)}; with it the row sums to 1.` : "The row sums to 1."}`,
+      [this.chart(weights, (i) => this.visible[i]!, keyName, at, "weight")],
     ]);
     if (row.values) {
-      const mix = row.values[0]!.map((_, d) => row.values!.reduce((a, v, i) => a + weights[i]! * v[d]!, 0));
+      // The keys left out keep their weights among themselves: together they scale with the rest of the row.
+      const others = row.restValue;
+      const mix = row.values[0]!.map(
+        (_, d) =>
+          row.values!.reduce((a, v, i) => a + weights[i]! * v[d]!, 0) + (others ? scale1 * others[d]! : 0),
+      );
+      const all = !hasMore || others;
       cards.push([
         "values add up",
-        `${percent(weights[at]!)} of what ${k} gives, and so on for each key${row.rest === null ? "" : " shown"}: the head's answer.`,
+        `${percent(weights[at]!)} of what ${k} gives, and so on for each key${hasMore ? (all ? `, also for the ${meta.keys - row.keys.length} not shown` : " shown") : ""}: ${all ? "the head's answer" : "a part of the head's answer"}.`,
         [vector("v", row.values[at]!, CATEGORY[6]!), vector("Σ w v", mix, CATEGORY[6]!)],
       ]);
     }
     if (model?.push)
       cards.push([
         "W_o, and the next token",
-        "W_o writes the answer back; this is what it adds to the scores of next tokens.",
-        [this.pushes(model.push, weights, own)],
+        `W_o writes the answer back to the text; this is what it adds to the scores of next tokens${hasMore && !model.push.rest ? ", from the keys shown" : ""}.`,
+        [this.pushes(model.push, weights, own, hasMore ? scale1 : 0)],
       ]);
     else if (model?.added !== undefined)
       cards.push([
@@ -278,13 +294,7 @@ export class Machine {
     );
     this.steps.dataset["weight"] = String(weights[at]!);
     this.go(Math.min(this.step, this.count));
-    const dim = parts.q.length;
-    const wide = model?.x.length ?? "d";
-    this.code.textContent = [
-      `q, k, v = x @ W_q[${head}], x @ W_k[${head}], x @ W_v[${head}]  # (${meta.queries}, ${wide}) @ (${wide}, ${dim}) -> (${meta.queries}, ${dim})`,
-      `w = softmax(mask(q @ k.T * ${number(parts.scale ?? 1)}))  # (${meta.queries}, ${dim}) @ (${dim}, ${meta.keys}) -> (${meta.queries}, ${meta.keys}); w[${query}, ${key}] = ${number(parts.weight)}`,
-      `x = x + (w @ v) @ W_o[${head}]  # (${meta.queries}, ${meta.keys}) @ (${meta.keys}, ${dim}) @ (${dim}, ${wide}) -> (${meta.queries}, ${wide})`,
-    ].join("\n");
+    this.code.textContent = codeOf(meta, parts, model?.x.length ?? null, { head, query, key }).join("\n");
   }
 
   private scoreField(at: number, name: string): HTMLElement {
@@ -316,13 +326,21 @@ export class Machine {
       .slice(0, 23);
     const shown = [...new Set([...order, at])].sort((a, b) => a - b);
     const low = Math.min(0, ...shown.map((i) => values[i]!));
-    const top = Math.max(1e-9, ...shown.filter(seen).map((i) => values[i]!));
+    const top = Math.max(
+      what === "weight" ? 1e-9 : 0,
+      ...shown.map((i) => (seen(i) || what === "score" ? values[i]! : 0)),
+    );
     const span = top - low || 1;
+    const zero = (100 * -low) / span; // where nothing is, in percent from below
     const all = shown.map((i) => {
       const bar = h("span", { class: "upright", "aria-hidden": "true" });
       const size = seen(i) ? values[i]! : what === "weight" ? 0 : values[i]!;
-      bar.style.height = `${(100 * Math.max(0, Math.min(size, top) - low)) / span}%`;
-      const said = seen(i) ? number(values[i]!) : "hidden";
+      const tall = (100 * Math.abs(size)) / span;
+      bar.style.height = `${tall}%`;
+      bar.style.bottom = `${size < 0 ? zero - tall : zero}%`;
+      const line = h("span", { class: "zeroline", "aria-hidden": "true" });
+      line.style.bottom = `${zero}%`;
+      const said = seen(i) ? number(values[i]!) : "masked";
       const toggle = () => {
         this.visible[i] = !this.visible[i];
         this.draw();
@@ -338,7 +356,7 @@ export class Machine {
           title: `${name(i)}: ${said}`,
           onclick: toggle,
         },
-        h("span", { class: "room" }, bar),
+        h("span", { class: "room" }, bar, line),
         h("span", { class: "value num" }, said),
         h("span", { class: "name" }, name(i)),
       );
@@ -352,14 +370,11 @@ export class Machine {
     );
   }
 
-  private pushes(
-    push: { tokens: string[]; byKey: number[][] },
-    weights: number[],
-    own: number[],
-  ): HTMLElement {
+  private pushes(push: Push, weights: number[], own: number[], scale: number): HTMLElement {
+    const rest = (t: number, by: number) => by * (push.rest?.[t] ?? 0);
     const total = (w: number[], t: number) => push.byKey.reduce((a, by, i) => a + w[i]! * by[t]!, 0);
     const rows = push.tokens.map((token, t) => {
-      const [now, was] = [total(weights, t), total(own, t)];
+      const [now, was] = [total(weights, t) + rest(t, scale), total(own, t) + rest(t, scale ? 1 : 0)];
       return h(
         "tr",
         {},

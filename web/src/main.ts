@@ -31,7 +31,20 @@ const data = host && document.getElementById("regard-data");
 if (host && data?.textContent) {
   const page = JSON.parse(data.textContent) as PageData;
   const backend = page.token === null ? null : new RemoteBackend(new HttpTransport(page.token));
-  const app = mount(host, { docs: page.docs, start: page.start, path: page.path, useHash: true }, backend);
+  // A frame without an address of its own (srcdoc, data:) cannot write one.
+  const useHash = /^(https?|file):$/.test(location.protocol);
+  const app = mount(
+    host,
+    {
+      docs: page.docs,
+      start: page.start,
+      path: page.path,
+      useHash,
+      ownsKeys: true,
+      framed: self !== top && page.token === null,
+    },
+    backend,
+  );
   (globalThis as unknown as { regard: App }).regard = app; // for the curious, at the console
 }
 
@@ -48,7 +61,7 @@ export default {
     const start = JSON.parse(String(model.get("start") ?? "{}")) as Partial<State>;
     const app = mount(
       host,
-      { docs, start, path: [], useHash: false },
+      { docs, start, path: [], useHash: false, ownsKeys: false, framed: false },
       live ? new RemoteBackend(new MessageTransport(model)) : null,
     );
     (host as unknown as { regard: App }).regard = app;

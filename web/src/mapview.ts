@@ -365,6 +365,10 @@ export class MapView {
   }
 
   /** The cells in view. */
+  get inView(): Rect {
+    return this.rect;
+  }
+
   private get rect(): Rect {
     const { x, y, px } = this.view;
     return {
@@ -504,7 +508,7 @@ export class MapView {
           context.stroke();
         } else if (px >= NUMBERS_FROM && py >= NUMBERS_FROM / 2) {
           context.fillStyle = inkOn(value, this.colouring);
-          context.fillText(inCell(value, px > 50 ? 3 : 2, this.colouring.top), left + px / 2, top + py / 2);
+          context.fillText(inCell(value, px > 50 ? 3 : 2), left + px / 2, top + py / 2);
         }
       }
     }
@@ -608,11 +612,11 @@ export class MapView {
     }
     context.font = `600 ${11 * this.unit}px ${FACE}`;
     context.fillStyle = faint;
-    context.fillText("key → is looked at", x0, y0 - this.above + 9 * this.unit);
+    context.fillText("looked at (key)", x0, y0 - this.above + 9 * this.unit);
     context.save();
     context.translate(x0 - this.left + 9 * this.unit, y0 + bottom);
     context.rotate(-Math.PI / 2);
-    context.fillText("query → looks", Math.max(0, bottom - 88 * this.unit), 0);
+    context.fillText("looking (query)", Math.max(0, bottom - 96 * this.unit), 0);
     context.restore();
   }
 
@@ -629,13 +633,13 @@ export class MapView {
 }
 
 const FACE = "ui-sans-serif, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
-/** A weight without the 0 before its point; 0 where it is nothing beside the weights around it. */
-function inCell(value: number, digits: number, top: number): string {
+/** A weight without the 0 before its point; what rounds to nothing is said to be less, 0 is nothing at all. */
+export function inCell(value: number, digits: number): string {
   const size = Math.abs(value);
-  if (size < top / 500) return "0";
-  const text =
-    size < 0.5 * 10 ** -digits ? value.toExponential(0) : value.toFixed(digits).replace(/^(-?)0\./, "$1.");
-  return text.replaceAll("-", "−");
+  if (size === 0) return "0";
+  const sign = value < 0 ? "−" : "";
+  if (size < 0.5 * 10 ** -digits) return `${sign}<.${"0".repeat(digits - 1)}1`;
+  return sign + size.toFixed(digits).replace(/^0\./, ".");
 }
 const shorter = (text: string) => (text.length > 16 ? `${text.slice(0, 15)}…` : text);
 export const hiddenCss = (theme: "light" | "dark") => `rgb(${HIDDEN[theme].join(",")})`;

@@ -21,6 +21,12 @@ interface Shown {
   filter: string;
   theme: Theme;
   effects: Effects | null; // shown instead of the weights
+  scale: "one" | "own"; // of the small pictures
+}
+
+interface Picture {
+  tile: Tile;
+  top: number; // its largest weight
 }
 
 const SMALL = 40; // cells of a small picture
@@ -35,7 +41,9 @@ export class Overview {
   private source: TileSource | null = null;
   private stopper = new AbortController();
   private built = "";
-  private pictures = new Map<string, { tile: Tile; paint: (theme: Theme) => HTMLCanvasElement }>();
+  private pictures = new Map<string, Picture>();
+  private scale: "one" | "own" = "one";
+  private largest = 0; // weight of all heads so far
 
   constructor(
     private readonly pick: (place: Place, extra: boolean) => void,
@@ -60,14 +68,16 @@ export class Overview {
 
   show(what: Shown): void {
     this.chosen = what.chosen;
+    this.scale = what.scale;
     const { facts, source } = what;
     if (source !== this.source) {
       this.stopper.abort();
       this.stopper = new AbortController();
       this.pictures = new Map();
+      this.largest = 0;
       delete this.element.dataset["filled"];
     }
-    const key = JSON.stringify([source.meta.id, what.sort, what.filter, !!facts, what.theme]);
+    const key = JSON.stringify([source.meta.id, what.sort, what.filter, !!facts, what.theme, what.scale]);
     if (key !== this.built || source !== this.source) {
       this.built = key;
       const fresh = source !== this.source;
@@ -161,7 +171,7 @@ export class Overview {
     });
     if (label) thumb.style.setProperty("--label", this.colourOf(label));
     const picture = this.pictures.get(name);
-    if (picture) thumb.appendChild(picture.paint(theme));
+    if (picture) thumb.appendChild(this.painted(picture, theme));
     this.thumbs.set(name, thumb);
     return thumb;
   }
@@ -169,7 +179,14 @@ export class Overview {
   /** The chosen head first, then its layer, then the others. Short texts need one question for all heads; those
    * of long ones come a few at a time, and none is asked for while the map waits. */
   private async load(source: TileSource, theme: Theme, signal: AbortSignal): Promise<void> {
-    const near = (p: Place) => (p.layer === this.chosen.layer ? (p.head === this.chosen.head ? 0 : 1) : 2);
+    // First the chosen head, then those in sight, then the rest.
+    const box = this.element.getBoundingClientRect();
+    const inSight = ({ layer, head }: Place) => {
+      const at = this.thumbs.get(`${layer}.${head}`)?.getBoundingClientRect();
+      return at !== undefined && at.bottom > box.top && at.top < Math.min(box.bottom, innerHeight);
+    };
+    const near = (p: Place) =>
+      p.layer === this.chosen.layer && p.head === this.chosen.head ? 0 : inSight(p) ? 1 : 2;
     const queue = source.meta.layers
       .flatMap((l, layer) => Array.from({ length: l.heads }, (_, head) => ({ layer, head })))
       .sort((a, b) => near(a) - near(b));
@@ -196,12 +213,23 @@ export class Overview {
   private filled({ layer, head }: Place, tile: Tile, theme: Theme): void {
     let top = 1e-9;
     for (const v of tile.values) if (v > top) top = v;
-    const picture = {
-      tile,
-      paint: (theme: Theme) => paint(tile, { scale: "sqrt", theme, top, diverging: false }),
-    };
+    const picture = { tile, top };
     this.pictures.set(`${layer}.${head}`, picture);
-    this.thumbs.get(`${layer}.${head}`)?.replaceChildren(picture.paint(theme));
+    // With one scale for all, a larger weight than any before makes all the others lighter.
+    if (this.scale === "one" && top > this.largest * 1.02) {
+      this.largest = top;
+      this.repaint(theme);
+    } else this.thumbs.get(`${layer}.${head}`)?.replaceChildren(this.painted(picture, theme));
+  }
+
+  private painted({ tile, top }: Picture, theme: Theme): HTMLCanvasElement {
+    const most = this.scale === "one" ? Math.max(top, this.largest) : top;
+    return paint(tile, { scale: "sqrt", theme, top: most, diverging: false });
+  }
+
+  private repaint(theme: Theme): void {
+    for (const [name, picture] of this.pictures)
+      this.thumbs.get(name)?.replaceChildren(this.painted(picture, theme));
   }
 
   /** Resolves once every head has its picture. */
@@ -209,7 +237,8 @@ export class Overview {
     while (this.element.dataset["filled"] !== "all") await new Promise((resolve) => setTimeout(resolve, 100));
   }
 
-  private key(event: KeyboardEvent): void {
+  /** Arrow keys choose the next head, in the order that is shown. */
+  key(event: KeyboardEvent): void {
     const at = this.order.findIndex((p) => p.layer === this.chosen.layer && p.head === this.chosen.head);
     const steps: Record<string, number> = {
       ArrowLeft: -1,

@@ -5,18 +5,16 @@ import type { PageContext } from "./context";
 import { fill, h, number } from "./dom";
 import { showFacts, showPredictions } from "./facts";
 import { sideTokens } from "./stage";
-import type { TileSource } from "./types";
+import type { OneHead, Pair, TileSource } from "./types";
 import { showWhy } from "./why";
+import { labels, linkNames } from "./words";
 
 export const NEEDS_MODEL =
   "This is a saved page: it has the numbers of one run and no model. `regard look` opens it live.";
 
 const LONG = 1024; // tokens: predictions of longer texts wait until they are asked for
 
-type Needs = Pick<
-  PageContext,
-  "state" | "facts" | "theme" | "backend" | "change" | "failed" | "render" | "drawn"
->;
+type Needs = Pick<PageContext, "state" | "theme" | "backend" | "change" | "failed" | "render" | "drawn">;
 
 export class Panels {
   readonly why = h("div", { class: "inside" });
@@ -36,6 +34,11 @@ export class Panels {
     this.done = { why: "", facts: "", predict: "" };
   }
 
+  /** Ask for the facts of the shown head again: it may not have been the time to before. */
+  renewFacts(): void {
+    this.done.facts = "";
+  }
+
   render(source: TileSource): void {
     const { view, query } = this.page.state;
     // Where words are masked, a click on one masks it.
@@ -51,13 +54,13 @@ export class Panels {
     if (wanted === this.done.why) return;
     this.done.why = wanted;
     if (query === null || key === null) {
-      fill(this.why, h("p", { class: "quiet" }, "Click a cell of the map to see how its weight came about."));
+      fill(
+        this.why,
+        h("p", { class: "quiet" }, "Click a cell of the map to see how its weight is computed."),
+      );
       return;
     }
-    const names = {
-      query: sideTokens(source, layer, "rows")[query] ?? "",
-      key: sideTokens(source, layer, "cols")[key] ?? "",
-    };
+    const names = linkNames(sideTokens(source, layer, "rows"), sideTokens(source, layer, "cols"), query, key);
     source
       .parts(layer, head, query, key)
       .then((parts) => {
@@ -106,22 +109,35 @@ export class Panels {
 
   private drawFacts(source: TileSource): void {
     const { layer, head, valued } = this.page.state;
-    const wanted = JSON.stringify([source.meta.id, layer, head, valued, !!this.page.facts]);
+    const wanted = JSON.stringify([source.meta.id, layer, head, valued]);
     if (wanted === this.done.facts) return;
     this.done.facts = wanted;
-    const names = { rows: sideTokens(source, layer, "rows"), cols: sideTokens(source, layer, "cols") };
+    const names = {
+      rows: labels(sideTokens(source, layer, "rows")),
+      cols: labels(sideTokens(source, layer, "cols")),
+    };
     const canValue = source.meta.layers[layer]!.values;
-    const draw = (pairs: Parameters<typeof showFacts>[2]) =>
-      showFacts(this.about, this.page.facts, pairs, { layer, head }, names, valued, canValue, {
+    let one: OneHead | null = null;
+    let pairs: Pair[] | null = null;
+    const draw = () => {
+      if (wanted !== this.done.facts) return;
+      showFacts(this.about, one, pairs, names, valued, canValue, {
         value: (on) => this.page.change({ valued: on }),
         pair: ({ query, key }) => this.page.change({ query, key }),
       });
-    draw(null);
+    };
+    draw();
     this.page
       .drawn()
-      .then(() => (wanted === this.done.facts ? source.pairs(layer, head) : null))
-      .then((pairs) => {
-        if (pairs && wanted === this.done.facts) draw(pairs);
+      .then(() => (wanted === this.done.facts ? source.headFacts(layer, head) : null))
+      .then((found) => {
+        one = found;
+        draw();
+        return wanted === this.done.facts ? source.pairs(layer, head) : null;
+      })
+      .then((found) => {
+        pairs = found;
+        draw();
       })
       .catch((error: unknown) => this.page.failed(error));
   }
@@ -146,7 +162,7 @@ export class Panels {
       this.offs,
       h(
         "button",
-        { type: "button", disabled: !live, title: why || "x", class: "switch", onclick: toggle },
+        { type: "button", disabled: !live, title: why || "key: x", class: "switch", onclick: toggle },
         isOff ? `Switch head ${layer}.${head} on` : `Switch head ${layer}.${head} off`,
       ),
       off.length > 0 &&

@@ -274,5 +274,17 @@ export const VIEWS: Record<PageView | AtlasView, ViewInfo> = {
   },
 };
 
+/** Colours of weights, from 0 to the largest, and of differences, from less to more. */
+export const WEIGHT_COLORS = ["#fcfcfe", "#d6e4f4", "#94bce2", "#4e86c4", "#3450a0", "#2a2268", "#160a30"];
+export const DIFFERENCE_COLORS = [
+  "#043c70",
+  "#3e8cc4",
+  "#a8d0e6",
+  "#f8f8f8",
+  "#faca96",
+  "#de7c28",
+  "#8a3e06",
+];
+
 /** How special tokens are spelled; a token is trimmed first. */
 export const SPECIAL_TOKEN = /^(?:\[[A-Z]+\]|<\/?[^<>\s0-9][^<>\s]*>)$/;

@@ -1,10 +1,10 @@
 // Sharing what is seen: a path of views with captions as one offline file, a picture, the numbers, a notebook cell.
 
-import { css, inkOn } from "./colour";
 import type { PageContext } from "./context";
-import { fill, h, number } from "./dom";
-import { hiddenCss } from "./mapview";
-import { escaped, picture, snapshot } from "./snapshot";
+import { fill, h, option } from "./dom";
+import { cellsOf, type FigurePanel, type FigureSize, mapFigure, withText } from "./figure";
+import { pdfOf } from "./pdf";
+import { snapshot } from "./snapshot";
 import { sideTokens } from "./stage";
 import type { Scene } from "./types";
 import { labels } from "./words";
@@ -13,13 +13,13 @@ import { labels } from "./words";
 export interface Drawing {
   root: HTMLElement;
   links: (canvas: HTMLCanvasElement) => string;
+  panels: () => FigurePanel[]; // of the map
 }
 
 export interface PathView extends Scene {
   doc: string; // id of the trace it shows
 }
 
-const MOST_DRAWN = 160; // rows and columns of a vector picture
 const MOST_CELLS = 1_000_000; // of a table
 
 type Needs = Pick<PageContext, "state" | "source" | "theme" | "backend" | "docs" | "failed">;
@@ -31,6 +31,19 @@ export class Share {
     "aria-label": "caption of this view",
     placeholder: "caption of this view",
   });
+  private readonly bytes = h("span", { class: "quiet", role: "status" });
+  private readonly width = h(
+    "select",
+    {},
+    option("", "as on the page", true),
+    option("85", "one column (85 mm)", false),
+    option("175", "two columns (175 mm)", false),
+  );
+  private readonly letters = h(
+    "select",
+    { title: "Of maps; the letters of other views keep their share of the width." },
+    [7, 8, 9, 10].map((size) => option(String(size), `${size} pt`, size === 8)),
+  );
   path: PathView[] = [];
 
   constructor(
@@ -56,20 +69,28 @@ export class Share {
       h(
         "div",
         { class: "sharing" },
-        h("h2", {}, "A path of views"),
+        h("h2", {}, "Your own tour"),
         this.list,
         h(
           "form",
           { class: "player", onsubmit: (event: Event) => this.add(event) },
           this.caption,
-          h("button", { type: "submit" }, "Add view"),
+          h("button", { type: "submit" }, "Add this view"),
         ),
         doing("Save as one offline file", () => this.save()),
+        this.bytes,
         h("h2", {}, "What is shown now"),
         h(
           "div",
           { class: "player" },
+          h("label", { class: "inline" }, "width", this.width),
+          h("label", { class: "inline" }, "letters", this.letters),
+        ),
+        h(
+          "div",
+          { class: "player" },
           doing("SVG", () => this.svg().then((text) => download("regard.svg", text, "image/svg+xml"))),
+          doing("PDF", () => this.pdf()),
           doing("PNG", () => this.png()),
           doing("CSV", () => this.csv().then((text) => download("regard.csv", text, "text/csv"))),
           doing("Notebook cell", () => download("regard-cell.py", this.cell(), "text/x-python")),
@@ -77,6 +98,28 @@ export class Share {
       ),
     );
     this.drawList();
+    this.element.addEventListener("toggle", () => void this.measure());
+  }
+
+  /** Say how large the file would be before anybody waits for it. */
+  private async measure(): Promise<void> {
+    const { backend, source } = this.page;
+    if (!this.element.open || !backend || !source) return;
+    const docs = this.path.length ? [...new Set(this.path.map(({ doc }) => doc))] : [source.meta.id];
+    try {
+      const { bytes, most } = await backend.savedSize(docs);
+      const size = (count: number) => `${(count / 1e6).toFixed(count < 1e7 ? 1 : 0)} MB`;
+      this.bytes.textContent =
+        bytes > most
+          ? `It would have ${size(bytes)}, more than ${size(most)}: choose a shorter text, or some layers with regard look --save --layers.`
+          : `About ${size(bytes + 2e5)}.`;
+    } catch {
+      this.bytes.textContent = ""; // saving says what is wrong
+    }
+  }
+
+  close(): void {
+    this.element.open = false;
   }
 
   private add(event: Event): void {
@@ -174,9 +217,13 @@ export class Share {
   async svg(): Promise<string> {
     const { page } = this;
     const { at, view } = page.state;
-    if (at === "atlas" && view === "map") return this.mapSvg();
+    const says = this.command();
+    if (at === "atlas" && view === "map") {
+      const panels = this.drawing().panels();
+      return mapFigure(panels, await Promise.all(panels.map(cellsOf)), this.size, says);
+    }
     const { root, links } = this.drawing();
-    return snapshot(root, page.theme, at === "atlas" ? this.title : "", links);
+    return snapshot(root, page.theme, at === "atlas" ? this.title : "", links, says, this.size.millimetres);
   }
 
   private get title(): string {
@@ -184,49 +231,56 @@ export class Share {
     return `${source!.meta.title}, layer ${state.layer}, head ${state.head}`;
   }
 
-  private async mapSvg(): Promise<string> {
-    const { rows, cols, values } = await this.weights();
-    if (Math.max(rows.length, cols.length) > MOST_DRAWN)
-      throw new Error(
-        `A vector picture has at most ${MOST_DRAWN} tokens: zoom is for the page, CSV has all numbers.`,
-      );
-    const { theme, state } = this.page;
-    const top = values.reduce((a, v) => Math.max(a, v || 0), 1e-9);
-    const how = { scale: state.scale, theme, top, diverging: false };
-    const [cell, left, above] = [26, 110, 90];
-    const parts = rows.flatMap((row, r) => [
-      `<text x="${left - 6}" y="${above + (r + 0.68) * cell}" text-anchor="end">${escaped(row)}</text>`,
-      ...cols.map((_, c) => {
-        const value = values[r * cols.length + c]!;
-        const at = `x="${left + c * cell}" y="${above + r * cell}"`;
-        const square = `<rect ${at} width="${cell}" height="${cell}" fill="${Number.isNaN(value) ? hiddenCss(theme) : css(value, how)}"><title>${Number.isNaN(value) ? "hidden" : number(value)}</title></rect>`;
-        const ink =
-          value >= 0.05 * top
-            ? `<text x="${left + (c + 0.5) * cell}" y="${above + (r + 0.65) * cell}" text-anchor="middle" font-size="9" fill="${inkOn(value, how)}">${value.toFixed(2).replace(/^0/, "")}</text>`
-            : "";
-        return square + ink;
-      }),
-    ]);
-    const names = cols.map(
-      (col, c) =>
-        `<text transform="translate(${left + (c + 0.6) * cell},${above - 6}) rotate(-50)">${escaped(col)}</text>`,
-    );
-    return picture(
-      left + cols.length * cell + 60,
-      above + rows.length * cell + 30,
-      theme,
-      `<text x="8" y="16" font-weight="600">${escaped(this.title)}</text>${parts.join("")}${names.join("")}`,
-    );
+  private get size(): FigureSize {
+    return { millimetres: Number(this.width.value) || null, points: Number(this.letters.value) };
   }
 
   private async png(): Promise<void> {
     const image = new Image();
     image.src = URL.createObjectURL(new Blob([await this.svg()], { type: "image/svg+xml" }));
     await image.decode();
-    const canvas = h("canvas", { width: 2 * image.width, height: 2 * image.height });
+    const fine = this.size.millimetres === null ? 2 : 600 / 96; // dots a pixel: 600 an inch in print
+    const canvas = h("canvas", {
+      width: Math.round(fine * image.width),
+      height: Math.round(fine * image.height),
+    });
     canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
     const blob = await new Promise<Blob | null>((resolve) => canvas.toBlob(resolve, "image/png"));
-    if (blob) download("regard.png", blob, "image/png");
+    if (!blob) throw new Error("This picture is too large for a PNG here: choose SVG or PDF.");
+    const bytes = withText(new Uint8Array(await blob.arrayBuffer()), this.command());
+    download("regard.png", new Blob([bytes as BlobPart]), "image/png");
+  }
+
+  private async pdf(): Promise<void> {
+    const bytes = await pdfOf(await this.svg(), this.command());
+    download("regard.pdf", new Blob([bytes as BlobPart]), "application/pdf");
+  }
+
+  /** The command that shows this again, or draws its map. */
+  command(): string {
+    const { state, source } = this.page;
+    const { meta } = source!;
+    const quoted = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
+    const words = ["regard look", quoted(meta.text)];
+    const random = meta.modelKey.endsWith(" (random)");
+    if (meta.modelKey) words.push("--model", quoted(meta.modelKey.replace(/ \(random\)$/, "")));
+    if (random) words.push("--random");
+    if (meta.target) words.push("--target", quoted(meta.target));
+    words.push("--layer", String(state.layer), "--head", String(state.head));
+    if (state.at === "atlas") {
+      words.push("--view", state.view);
+      if (state.compare === "head" && state.difference && state.view === "map")
+        words.push("--against", `${state.layer2}.${state.head2}`);
+    }
+    if (state.query !== null && !(state.at === "atlas" && state.view === "map"))
+      words.push("--query", String(state.query));
+    if (state.at === "atlas" && state.view === "map") {
+      const [{ rect, rows, cols }] = this.drawing().panels() as [FigurePanel];
+      if (rect.r0 > 0 || rect.r1 < rows.length) words.push("--rows", `${rect.r0}:${rect.r1}`);
+      if (rect.c0 > 0 || rect.c1 < cols.length) words.push("--cols", `${rect.c0}:${rect.c1}`);
+      words.push("--scale", state.scale, "--svg", "figure.svg");
+    }
+    return words.join(" ");
   }
 
   cell(): string {

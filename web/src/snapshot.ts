@@ -7,10 +7,21 @@ const LEFT_OUT = ".tool, details, input[type=range]"; // what is pressed is no p
 
 export const escaped = (text: string): string => text.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
-/** A picture that stands by itself. */
-export function picture(width: number, height: number, theme: Theme, inside: string): string {
+/** A picture that stands by itself. `says` is kept in it; `millimetres` is how large it is printed. */
+export function picture(
+  width: number,
+  height: number,
+  theme: Theme,
+  inside: string,
+  says = "",
+  millimetres: { width: number; height: number } | null = null,
+): string {
   const [paper, ink] = theme === "dark" ? ["#161922", "#e6e8ee"] : ["#ffffff", "#1d2129"];
-  return `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-family="system-ui, DejaVu Sans, sans-serif" font-size="12" fill="${ink}"><rect width="100%" height="100%" fill="${paper}"/>${inside}</svg>`;
+  const [w, h] = millimetres
+    ? [`${+millimetres.width.toFixed(2)}mm`, `${+millimetres.height.toFixed(2)}mm`]
+    : [width, height];
+  const about = says ? `<desc>${escaped(says)}</desc>` : "";
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${w}" height="${h}" viewBox="0 0 ${+width.toFixed(2)} ${+height.toFixed(2)}" font-family="system-ui, DejaVu Sans, sans-serif" font-size="12" fill="${ink}">${about}<rect width="100%" height="100%" fill="${paper}"/>${inside}</svg>`;
 }
 
 /** What is drawn inside `root`, all of it, however little is scrolled into view. `links` draws a canvas anew. */
@@ -19,6 +30,8 @@ export function snapshot(
   theme: Theme,
   title: string,
   links: (canvas: HTMLCanvasElement) => string,
+  says = "",
+  wide: number | null = null, // millimetres
 ): string {
   const measure = document.createElement("canvas").getContext("2d")!;
   const [left, top] = [root.getBoundingClientRect().left, root.getBoundingClientRect().top];
@@ -115,7 +128,9 @@ export function snapshot(
   const [width, height] = [ends.x1 - ends.x0 + 2 * MARGIN, ends.y1 - ends.y0 + 2 * MARGIN + head];
   const said = title && `<text x="${MARGIN}" y="22" font-weight="600">${escaped(title)}</text>`;
   const moved = `translate(${round(MARGIN - ends.x0)},${round(MARGIN + head - ends.y0)})`;
-  return picture(Math.ceil(width), Math.ceil(height), theme, `${said}<g transform="${moved}">${inside}</g>`);
+  const [w, h] = [Math.ceil(width), Math.ceil(height)];
+  const printed = wide === null ? null : { width: wide, height: (wide * h) / w };
+  return picture(w, h, theme, `${said}<g transform="${moved}">${inside}</g>`, says, printed);
 }
 
 const round = (value: number): number => +value.toFixed(2);

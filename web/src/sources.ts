@@ -9,17 +9,22 @@ import type {
   HeadFacts,
   MachineRow,
   ModelChoice,
+  OneHead,
   Pair,
   PredictionAnswer,
   Progress,
   Region,
+  SavedSize,
   Scene,
   ScoreParts,
   Search,
   Tile,
   TileSource,
   TraceRequest,
+  WhyAnswer,
+  WordLink,
 } from "./types";
+import { isSpecial } from "./words";
 
 export interface EmbeddedDoc {
   meta: DocMeta;
@@ -44,6 +49,23 @@ function whole(meta: DocMeta, layer: number, head: number, cells: number): Regio
   const { queries, keys } = meta.layers[layer]!;
   const [nRow, nCol] = [Math.min(cells, queries), Math.min(cells, keys)];
   return { layer, head, r0: 0, r1: queries, c0: 0, c1: keys, nRow, nCol, valued: false };
+}
+
+const MOST_LINKS = 12; // of a word, over all heads: as view/document.py has it
+
+/** By how much a link exceeds an even spread, as a share of what is possible. */
+const rankOf = ({ weight, even }: Pick<WordLink, "weight" | "even">): number =>
+  even < 1 ? (weight - even) / (1 - even) : 0;
+
+/** The largest weight of a row and what an even spread would give; null for a row that sees nothing. */
+export function strongestLink(row: Float32Array): Pick<WordLink, "key" | "weight" | "even"> | null {
+  let [key, visible] = [-1, 0];
+  row.forEach((weight, i) => {
+    if (Number.isNaN(weight)) return;
+    visible += 1;
+    if (key < 0 || weight > row[key]!) key = i;
+  });
+  return key < 0 ? null : { key, weight: row[key]!, even: 1 / visible };
 }
 
 export class EmbeddedTiles implements TileSource {
@@ -100,6 +122,38 @@ export class EmbeddedTiles implements TileSource {
 
   async facts(): Promise<HeadFacts> {
     return this.doc.facts;
+  }
+
+  async headFacts(layer: number, head: number): Promise<OneHead> {
+    const { measures, labels } = this.doc.facts;
+    const of = ([name, { what, values, chance }]: [string, HeadFacts["measures"][string]]) => [
+      name,
+      { what, value: values[layer]?.[head] ?? null, chance: chance[layer] ?? null },
+    ];
+    return {
+      measures: Object.fromEntries(Object.entries(measures).map(of)),
+      label: labels[layer]?.[head] ?? null,
+    };
+  }
+
+  async links(query: number, like: number): Promise<WordLink[]> {
+    const found: WordLink[] = [];
+    const side = this.meta.layers[like]!.rows;
+    for (const [layer, { meta }] of this.layers.entries()) {
+      if (query >= meta.queries || meta.rows !== side) continue; // rows of other tokens
+      for (let head = 0; head < meta.heads; head++) {
+        const row = this.layers[layer]!.rows(head, query, query + 1, 0, meta.keys, false);
+        const link = strongestLink(row);
+        if (link) found.push({ layer, head, ...link });
+      }
+    }
+    // Links to other words first: on special tokens and on oneself most heads rest.
+    const cols = (layer: number) => this.meta[this.meta.layers[layer]!.cols ?? "tokens"];
+    const rests = ({ layer, key }: WordLink) =>
+      Number(
+        key === query || isSpecial(cols(layer)[key] ?? "") || !/[\p{L}\p{N}]/u.test(cols(layer)[key] ?? "x"),
+      );
+    return found.sort((a, b) => rests(a) - rests(b) || rankOf(b) - rankOf(a)).slice(0, MOST_LINKS);
   }
 }
 
@@ -170,6 +224,14 @@ class RemoteTiles implements TileSource {
     this.known ??= askJson<HeadFacts>(this.transport, "facts", { doc: this.meta.id });
     return this.known;
   }
+
+  headFacts(layer: number, head: number): Promise<OneHead> {
+    return askJson(this.transport, "head_facts", { doc: this.meta.id, layer, head });
+  }
+
+  links(query: number, layer: number): Promise<WordLink[]> {
+    return askJson(this.transport, "links", { doc: this.meta.id, query, layer });
+  }
 }
 
 export class RemoteBackend implements Backend {
@@ -221,6 +283,14 @@ export class RemoteBackend implements Backend {
 
   search(doc: DocMeta, lines: string[]): Promise<Search> {
     return askJson(this.transport, "search", { doc: doc.id, lines });
+  }
+
+  why(doc: DocMeta, position: number | null): Promise<WhyAnswer> {
+    return askJson(this.transport, "why", { doc: doc.id, position });
+  }
+
+  savedSize(docs: string[]): Promise<SavedSize> {
+    return askJson(this.transport, "saved_size", { docs });
   }
 
   save(path: (Scene & { doc: string })[]): Promise<ArrayBuffer> {
@@ -275,5 +345,13 @@ export class DifferenceTiles implements TileSource {
 
   facts(): Promise<HeadFacts> {
     return this.a.facts();
+  }
+
+  headFacts(): Promise<OneHead> {
+    return this.a.headFacts(this.of.layer, this.of.head);
+  }
+
+  links(query: number, layer: number): Promise<WordLink[]> {
+    return this.a.links(query, layer);
   }
 }

@@ -1,7 +1,8 @@
 // The middle of the page: one head, or two beside each other, as map, lines or text.
 
 import { type Colouring, css, SCALE_NAMES, type ScaleName, type Theme, valueAt } from "./colour";
-import { choice, fill, h, number, option } from "./dom";
+import { choice, fill, h, number, option, ordinal } from "./dom";
+import type { FigurePanel } from "./figure";
 import { LinesView, type LinkCount } from "./lines";
 import { type Cell, hiddenCss, MapView, type Viewport } from "./mapview";
 import { DifferenceTiles } from "./sources";
@@ -38,6 +39,11 @@ export function sideTokens(source: TileSource, layer: number, side: "rows" | "co
   const tokens = which === null ? [] : source.meta[which];
   return tokens.length === count ? tokens : Array.from({ length: count }, (_, i) => String(i));
 }
+
+const size = ({ source, layer }: Shown): string => {
+  const { queries, keys } = source.meta.layers[layer]!;
+  return `${queries} × ${keys}`;
+};
 
 class MapPanel {
   readonly caption = h("div", { class: "caption2" });
@@ -164,6 +170,9 @@ export class Stage {
     comparing: HTMLElement | null,
     limit: number | null,
   ): void {
+    const shown = (of: State | undefined) =>
+      of && [of.view, of.layer, of.head, of.layer2, of.head2, of.text].join();
+    if (shown(this.state) !== shown(state)) this.tip.replaceChildren(); // it was of something else
     this.state = state;
     this.theme = theme;
     this.a = a;
@@ -193,7 +202,11 @@ export class Stage {
         fill(
           second.caption,
           h("b", {}, differing ? "A − B" : "B"),
-          differing ? `orange: A is larger · blue: B is larger · B: ${b.title}` : b.title,
+          differing
+            ? `orange: A is larger · blue: B is larger · B: ${b.title}`
+            : state.difference
+              ? `No difference: A is ${size(a)}, B is ${size(b)}. Only maps of one size can be subtracted. ${b.title}`
+              : b.title,
         );
         second.caption.title = b.title;
       }
@@ -216,6 +229,7 @@ export class Stage {
             noSpecial: state.noSpecial,
             chosen: state.chosen,
             links: state.links,
+            near: state.chosen[0] ?? state.query,
             valued,
             theme,
           },
@@ -239,6 +253,24 @@ export class Stage {
       }
       this.drawFoot();
     }
+  }
+
+  /** What the maps show, for a figure. */
+  figure(): FigurePanel[] {
+    return this.panels
+      .filter((panel) => panel.element.isConnected && panel.source)
+      .map((panel, i) => ({
+        title: i === 0 ? this.a!.title : this.differing ? `A − B: ${this.b!.title}` : this.b!.title,
+        source: panel.source!,
+        layer: panel.layer,
+        head: panel.head,
+        valued: this.state.valued,
+        rect: panel.map.inView,
+        colouring: panel.map.colouring,
+        clipped: this.state.range === "own" && (panel.map.pyramid?.clipped ?? false),
+        rows: labels(sideTokens(panel.source!, panel.layer, "rows")),
+        cols: labels(sideTokens(panel.source!, panel.layer, "cols")),
+      }));
   }
 
   private place(children: HTMLElement[]): void {
@@ -389,7 +421,7 @@ export class Stage {
     const [top, second] = this.tops();
     const hidden = h("span", { class: "swatch" });
     hidden.style.backgroundColor = hiddenCss(this.theme);
-    const causal = h("span", { class: "scalebar" }, hidden, "hidden: may not look");
+    const causal = h("span", { class: "scalebar" }, hidden, "masked: not visible to this query");
     if (this.state.view === "map") {
       fill(
         this.foot,
@@ -468,7 +500,7 @@ export class Stage {
     const name = (side: "rows" | "cols", index: number) =>
       labels(sideTokens(panel.source!, panel.layer, side))[index]!;
     return [
-      Number.isNaN(value) ? "hidden" : number(value),
+      Number.isNaN(value) ? "masked" : number(value),
       `query ${cell.row} “${name("rows", cell.row)}” → key ${cell.col} “${name("cols", cell.col)}”`,
     ];
   }
@@ -495,7 +527,7 @@ export class Stage {
             "div",
             {},
             h("b", { class: "num", "data-value": value }, said),
-            hidden ? "" : ` ${what}, ${rank === 1 ? "largest" : `${rank}.`} of its row`,
+            hidden ? "" : ` ${what}, ${rank === 1 ? "the largest" : ordinal(rank)} in its row`,
           ),
           h("div", {}, where),
         );

@@ -4,6 +4,7 @@ import type { ScaleName, Theme } from "./colour";
 import type { LinkCount } from "./lines";
 import type { Viewport } from "./mapview";
 import { type AtlasView, type PageView, VIEWS } from "./registry";
+import type { Link } from "./types";
 
 export type ViewName = AtlasView;
 export type CompareName = "none" | "head" | "random" | "model" | "text" | "heads off" | "document";
@@ -11,11 +12,14 @@ export type CompareName = "none" | "head" | "random" | "model" | "text" | "heads
 /** How near: a sentence and its arcs, how one weight comes about, or everything. */
 export type Altitude = PageView;
 
+const LONG_TEXT = 300; // characters that an address still holds
+
 export interface State {
   at: Altitude;
   scene: number | null; // of the tour
   model: string;
   text: string;
+  ref: string; // what the server calls a text that is too long for an address
   target: string;
   layer: number;
   head: number;
@@ -27,6 +31,7 @@ export interface State {
   key: number | null;
   zoom: Viewport | null;
   off: [number, number][];
+  cut: Link[]; // links that the model runs without
   compare: CompareName;
   other: string; // the other model or the other text
   layer2: number;
@@ -44,6 +49,8 @@ export interface State {
   doc: number; // of the documents in the file
   suggest: string[]; // a word of the text and another to try in its place
   write: number; // tokens the model writes; 0: it reads
+  thumbs: "one" | "own"; // small pictures: one scale for all, or each its own
+  present: boolean; // for a lecture: one thing, as large as the screen
   theme: Theme | "";
 }
 
@@ -52,6 +59,7 @@ export const START: State = {
   scene: null,
   model: "",
   text: "",
+  ref: "",
   target: "",
   layer: 0,
   head: 0,
@@ -63,6 +71,7 @@ export const START: State = {
   key: null,
   zoom: null,
   off: [],
+  cut: [],
   compare: "none",
   other: "",
   layer2: 0,
@@ -80,13 +89,17 @@ export const START: State = {
   doc: 0,
   suggest: [],
   write: 0,
+  thumbs: "one",
+  present: false,
   theme: "",
 };
 
 /** Short names for the address; values are written as JSON where they are no plain word. */
 export function toHash(state: State): string {
   const params = new URLSearchParams();
+  const long = state.ref !== "" && state.text.length > LONG_TEXT; // then the reference stands for it
   for (const [name, value] of Object.entries(state)) {
+    if (name === (long ? "text" : "ref")) continue;
     const usual = START[name as keyof State];
     if (JSON.stringify(value) === JSON.stringify(usual)) continue;
     const shown = name === "zoom" && value ? rounded(value as Viewport) : value;
@@ -140,6 +153,7 @@ const WORDS: Record<string, string[]> = {
   compare: ["none", "head", "random", "model", "text", "heads off", "document"],
   reading: ["looks at", "is looked at by"],
   tint: ["weights", "effect"],
+  thumbs: ["one", "own"],
   links: ["auto", "all", "3", "1"],
   theme: ["light", "dark", ""],
 };
@@ -150,6 +164,8 @@ const whole = (value: unknown) => Number.isInteger(value) && (value as number) >
 function fits(name: string, value: unknown): boolean {
   if (name === "off" || name === "more")
     return Array.isArray(value) && value.every((p) => Array.isArray(p) && p.length === 2 && p.every(whole));
+  if (name === "cut")
+    return Array.isArray(value) && value.every((p) => Array.isArray(p) && p.length === 4 && p.every(whole));
   if (name === "chosen") return Array.isArray(value) && value.every(whole);
   if (name === "suggest") return Array.isArray(value) && value.every((word) => typeof word === "string");
   if (name === "zoom")

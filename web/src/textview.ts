@@ -87,7 +87,7 @@ export class TextView {
               ? `rgba(8, 10, 18, ${(0.78 * (1 - share(value, how))).toFixed(3)})`
               : css(value, how);
           span.style.color = hidden ? "" : inkOn(value, how);
-          span.title = hidden ? "hidden: it may not look here" : number(value);
+          span.title = hidden ? "masked: not visible to this query" : number(value);
           span.dataset["weight"] = String(value);
         });
         caption.textContent = looking

@@ -36,6 +36,8 @@ export class TopBar {
   private readonly altitudes = h("div", { class: "altitudes" });
   private shown = "";
   private running = false;
+  private typed = false; // what is in the field was typed and not read yet
+  private stated = ""; // the text of the page when the field was last filled
 
   constructor(
     private readonly page: Needs,
@@ -47,12 +49,16 @@ export class TopBar {
         this.text.focus();
         return this.page.failed(new Error("The text is empty: type at least one word."));
       }
+      this.typed = false;
       return this.page.look({ text: this.text.value, target: this.target.value, write: 0, off: [] });
     };
     this.run.addEventListener("click", (event) => {
       if (!this.running) return;
       event.preventDefault();
       extras.stop();
+    });
+    this.text.addEventListener("input", () => {
+      this.typed = true;
     });
     for (const area of [this.text, this.target])
       area.addEventListener("keydown", (event) => {
@@ -150,7 +156,10 @@ export class TopBar {
       );
       this.model.onchange = () => this.page.change({ doc: Number(this.model.value) });
     } else this.model.disabled = !live;
-    this.text.value = state.text || source?.meta.text || "";
+    // What somebody is typing stays when a model or a trace arrives meanwhile.
+    if (this.typed && state.text !== this.stated && this.stated !== "") this.typed = false; // another was chosen
+    if (!this.typed) this.text.value = state.text || source?.meta.text || "";
+    this.stated = state.text;
     this.target.value = state.target;
     const kind = page.models.find((m) => m.key === state.model)?.kind ?? source?.meta.kind;
     this.target.hidden = kind !== "encoder-decoder";

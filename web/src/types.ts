@@ -1,6 +1,9 @@
 // What the Python side says about a trace: written by view/document.py, read here and nowhere changed.
 
 export type Plain = string | number | boolean | null;
+/** (layer, head, query, key): one weight. */
+export type Link = [number, number, number, number];
+
 export type Side = "tokens" | "source" | "written" | null;
 
 export interface LayerMeta {
@@ -16,11 +19,26 @@ export interface LayerMeta {
   rows: Side; // whose tokens label the rows; null: positions
   cols: Side;
   values: boolean; // whether value vectors are there
+  kvHeads: number; // query heads share them in groups
+  masked: boolean; // whether some keys are masked
+  bias: boolean; // whether scores get a bias of their positions
+  sink: boolean; // whether a learned score takes part in the softmax
+  recipe: Recipe | null; // what the model does around attention; null where only its trace is known
+}
+
+/** How a layer of a model we know makes queries and keys, and what becomes of a head's output. */
+export interface Recipe {
+  rotary: boolean;
+  qkNorm: boolean;
+  bias: boolean;
+  gate: boolean;
+  writesAsIs: boolean; // a head's output is added to x through its output matrix alone
 }
 
 export interface HeadLabel {
   label: string;
   rule: string;
+  share: number | null; // of the rows of this text that it speaks of
 }
 
 export interface HeadFacts {
@@ -30,6 +48,21 @@ export interface HeadFacts {
   >;
   labels: (HeadLabel | null)[][]; // [layer][head]
   scenes: Scene[]; // of the tour; none in a long text
+  openings: { title: string; text: string }[]; // texts that show something
+}
+
+export interface OneHead {
+  measures: Record<string, { what: string; value: number | null; chance: number | null }>;
+  label: HeadLabel | null;
+}
+
+/** Where one head looks most from a word. */
+export interface WordLink {
+  layer: number;
+  head: number;
+  key: number;
+  weight: number;
+  even: number; // the weight if it looked at every visible key alike
 }
 
 /** A view with a caption: one stop of the tour. */
@@ -37,7 +70,22 @@ export interface Scene {
   title: string;
   says: (string | { word: string } | { term: string })[];
   state: Record<string, unknown>;
+  guess?: Guess | null; // asked before the caption is told
+  act?: Act | null; // what the reader can do here
+  points?: "link" | "prediction" | "heads" | "map" | null; // what the caption speaks of; the rest dims
 }
+
+/** A question whose answer is a token of the text; what is asked about is hidden until it is answered. */
+export interface Guess {
+  asks: (string | { word: string })[];
+  answers: number[]; // positions of keys that are right
+}
+
+/** A change of the text, or of the model, that one button makes. */
+export type Act =
+  | { kind: "word"; from: string; to: string }
+  | { kind: "text"; text: string; says: string }
+  | { kind: "knock out"; says: string };
 
 export interface DocMeta {
   id: string;
@@ -53,6 +101,9 @@ export interface DocMeta {
   notices: string[];
   checks: string;
   off: [number, number][];
+  cut: Link[];
+  ref: string; // what the server calls this text
+  prediction: PredictionAnswer | null; // kept in a saved page
   kind: "encoder" | "decoder" | "encoder-decoder" | "unknown";
   predicts: "next" | "masked" | "vector" | null;
   generated: { start: number; steps: Prediction[][] } | null;
@@ -117,8 +168,16 @@ export interface MachineRow {
   visible: boolean[];
   rest: number | null;
   values: number[][] | null;
+  restValue?: number[] | null; // what the keys left out give together: the sum of weight times value
   model?: ModelPart | null;
   without?: string; // why there is none
+}
+
+/** What a head's values do to the scores of some next tokens. */
+export interface Push {
+  tokens: string[];
+  byKey: number[][]; // at weight 1
+  rest?: number[]; // of the keys left out, at their own weights
 }
 
 /** What only the model, or a file that kept it, can say of a link. */
@@ -129,7 +188,7 @@ export interface ModelPart {
   k: number[];
   added?: number; // length of what the head adds to x
   length?: number; // length of x
-  push?: { tokens: string[]; byKey: number[][] } | null; // on the next token's scores, at weight 1
+  push?: Push | null;
 }
 
 export interface Pair {
@@ -159,13 +218,19 @@ export interface TileSource {
   machine(layer: number, head: number, query: number, key: number): Promise<MachineRow>;
   pairs(layer: number, head: number): Promise<Pair[]>;
   facts(): Promise<HeadFacts>;
+  /** Measures and label of one head, which a long text has long before those of all. */
+  headFacts(layer: number, head: number): Promise<OneHead>;
+  /** The strongest links of one query over all heads, those that say most first. */
+  links(query: number, layer: number): Promise<WordLink[]>;
 }
 
 export interface TraceRequest {
   model: string;
   text: string;
+  ref?: string; // of a text that the server keeps
   target?: string | null;
   off?: [number, number][];
+  cut?: Link[];
   maxNew?: number;
 }
 
@@ -193,7 +258,35 @@ export interface PredictionAnswer {
   position: number;
   before: Prediction[]; // with all heads
   after: Prediction[] | null; // with the heads switched off, in the same order as `before`
+  now: { token: string; p: number; was: number }[] | null; // the likeliest after what was changed
   moved: number | null; // 1 - cosine of the sentence vectors
+}
+
+/** What a prediction rests on: by how much its log-probability falls without each part. */
+export interface WhyAnswer {
+  token: string;
+  p: number;
+  position: number;
+  sentence: string; // the strongest head
+  findings: WhyFinding[];
+  note: string;
+}
+
+export interface WhyFinding {
+  kind: "head" | "edge" | "position";
+  layer: number | null;
+  head: number | null;
+  query: number | null;
+  key: number | null;
+  weight: number | null;
+  effect: number; // of the log-probability when the part is switched off
+  p: number; // of the token without the part
+  standsOut: boolean;
+}
+
+export interface SavedSize {
+  bytes: number;
+  most: number; // above, a page is not written
 }
 
 /** What needs a running model: the server or the notebook's kernel. */
@@ -213,6 +306,10 @@ export interface Backend {
   open(name: string, bytes: ArrayBuffer): Promise<TileSource>;
   effects(doc: DocMeta): Promise<Effects>;
   search(doc: DocMeta, lines: string[]): Promise<Search>;
+  /** What moved a prediction: the parts whose absence was run, against chance. */
+  why(doc: DocMeta, position: number | null): Promise<WhyAnswer>;
+  /** How large a saved page of these traces would be. */
+  savedSize(docs: string[]): Promise<SavedSize>;
   save(path: (Scene & { doc: string })[]): Promise<ArrayBuffer>;
   onConnection(listener: (alive: boolean) => void): void;
 }

@@ -3,6 +3,7 @@
 import { CATEGORY, type Theme } from "./colour";
 import { fill, h, number, svg } from "./dom";
 import type { ScoreParts } from "./types";
+import { name } from "./words";
 
 /** A vector as bars, up for positive. */
 export function bars(name: string, values: number[], colour: string, theme: Theme): HTMLElement {
@@ -76,7 +77,7 @@ export function showWhy(
         ),
       );
     if (parts.bias !== 0) rows.push(line("+ bias", "of the position", number(parts.bias)));
-    if (!parts.visible) rows.push(line("hidden", "this query may not look here", "−∞"));
+    if (!parts.visible) rows.push(line("masked", "this key is not visible to the query", "−∞"));
     else if (!linear) rows.push(line("score", "", parts.score === null ? "−∞" : number(parts.score)));
     if (linear) rows.push(line("÷ row sum", "Σ over all keys", parts.lse === null ? "0" : number(parts.lse)));
     else
@@ -92,15 +93,14 @@ export function showWhy(
       ),
     );
   }
-  const short = (token: string) => token.trim() || "␣";
   fill(
     into,
     h(
       "p",
       { class: "pairname" },
-      h("b", {}, short(names.query)),
+      name(names.query, "query"),
       " looks at ",
-      h("b", {}, short(names.key)),
+      name(names.key, "key"),
       ` with ${number(parts.weight)}`,
     ),
     parts.q.length > 0 && bars(linear ? "φ(q)" : "q", parts.q, CATEGORY[0]!, theme),

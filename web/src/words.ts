@@ -1,5 +1,6 @@
 // Tokens as people read them: which are special, and which pieces make one word.
 
+import { h } from "./dom";
 import { SPECIAL_TOKEN } from "./registry";
 
 export function isSpecial(token: string): boolean {
@@ -12,6 +13,11 @@ export function label(token: string): string {
   // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is looked for
   const shown = bare.replace(/[\0-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)));
   return shown || (token ? "␣" : "∅");
+}
+
+/** A token's name in a sentence: apart from its surroundings, which may be written in the other direction. */
+export function name(text: string, kind: "query" | "key" | "word" = "word"): HTMLElement {
+  return h("b", { class: kind }, h("bdi", {}, text));
 }
 
 /** The two ends of a link by name; where the names are the same, with their positions. */
@@ -59,6 +65,18 @@ export function characters(tokens: string[]): { text: string; count: number }[] 
     i += (made?.count ?? 1) - 1;
   }
   return out;
+}
+
+const RIGHT_TO_LEFT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+
+/** Whether a text runs from right to left: most of its letters do. */
+export function rightToLeft(tokens: string[]): boolean {
+  const letters = characters(tokens)
+    .map(({ text }) => text)
+    .join("")
+    .match(/\p{L}/gu);
+  if (!letters) return false;
+  return letters.filter((letter) => RIGHT_TO_LEFT.test(letter)).length > letters.length / 2;
 }
 
 export interface Word {

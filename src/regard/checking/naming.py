@@ -381,10 +381,14 @@ def _pairs(bases: Sequence[Agreement], others: Sequence[Agreement]) -> Iterator[
 def _near(search: Search) -> Diagnosis:
     """A mistake that is met in all failing calls or in most of what is wrong, or the nearest in words."""
     near = [agreement for agreement in search.singles if agreement.explained]
-    for agreement in near:
-        failing = search.agreement(agreement.mistake, search.wrong, search.failed)
-        if failing.share == 1 and failing.explained >= FEWEST_ROWS:
-            return Diagnosis((Named((agreement.mistake,), True, "in the failing calls"),))
+    # A second mistake may show in calls that only fragile answers fail: the others tell the first.
+    firm = [seen for seen in search.wrong if seen.run.item.kind == "wrong"]
+    firm_failed = [run for run in search.failed if run.item.kind == "wrong"]
+    for wrong, failed in ((search.wrong, search.failed), (firm, firm_failed)):
+        for agreement in near if wrong else ():
+            failing = search.agreement(agreement.mistake, wrong, failed)
+            if failing.share == 1 and failing.explained >= FEWEST_ROWS:
+                return Diagnosis((Named((agreement.mistake,), True, "in the failing calls"),))
     n_wrong = sum(int(seen.wrong.sum()) for seen in search.wrong)
     if not near or not search.floating:
         return Diagnosis()

@@ -205,7 +205,7 @@ class Effects(Data):
         return f"Effects({self.of} on {self.target!r}, {self.probability:.1%}: {strong})"
 
     def figure(self) -> Figure:
-        """Draw the changes as a heat map: orange raises the score, purple lowers it."""
+        """Draw the changes as a heat map: orange raises the score, blue lowers it."""
         from regard.drawing.figures import effect_maps
 
         words = layer_words(self.layers)

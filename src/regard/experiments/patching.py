@@ -84,7 +84,7 @@ class PatchEffects(Data):
         return f"PatchEffects({self.corrupted:.3g} to {self.clean:.3g}; {strong})"
 
     def figure(self) -> Figure:
-        """Draw both tables as heat maps: orange raises the answer, purple lowers it."""
+        """Draw both tables as heat maps: orange raises the answer, blue lowers it."""
         from regard.drawing.figures import effect_maps
 
         return effect_maps(

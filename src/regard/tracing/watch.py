@@ -107,6 +107,11 @@ def watching(
             recorder.add(called)
         recorder.remarks |= interceptor.remarks(model, recorder.seen)
         recorder.doubts = interceptor.doubts
+        if recorder.doubts:
+            recorder.remarks["layout"] = (
+                "which dimensions of weights are sequences and which are heads is assumed, not measured, in "
+                f"{', '.join(recorder.doubts)}"
+            )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import base64
 import heapq
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from regard.heads.labels import AgainstChance, label
 from regard.heads.measures import measure
 from regard.registry import MEASURES
 from regard.tracing.images import open_image
-from regard.tracing.layers import AnyLayer
+from regard.tracing.layers import AnyLayer, LayerTrace
 from regard.tracing.pooling import block_ends, pooled_max
 from regard.tracing.traces import Trace
-from regard.view.story import scenes
+from regard.view.story import OPENINGS, scenes, words_of
+from regard.view.texts import text_key
 
 Json = dict[str, Any]
 ModelKind = Literal["encoder", "decoder", "encoder-decoder", "unknown"]
@@ -57,13 +58,16 @@ class Document:
     text: str = ""
     target: str | None = None
     notices: tuple[str, ...] = ()
-    off: tuple[tuple[int, int], ...] = ()
+    off: tuple[tuple[int, ...], ...] = ()  # heads, (layer, head)
+    cut: tuple[tuple[int, ...], ...] = ()  # links, (layer, head, query, key)
+    prediction: Json | None = None  # kept for a page without a model
     kind: ModelKind = "unknown"
     predicts: Predicts | None = None
     generated: Json | None = None
     written_last: str = "…"  # what an encoder-decoder writes after its last token
     source: list[int] | None = None  # the ids that an encoder read, beside a decoder's
     special_ids: frozenset[int] = frozenset()
+    recipes: Mapping[str, Json] = field(default_factory=dict)  # by layer: what is done around attention
     make_null: Callable[[], RandomNull] | None = None  # what random weights reach, where the model is here
     image: str | None = None  # a data URL: what a vision model saw
     vectors: Mapping[str, LayerVectors] = field(
@@ -96,6 +100,11 @@ class Document:
                 "rows": self._side(trace.query_tokens(index, self.batch), layer.kind == "cross"),
                 "cols": self._side(trace.key_tokens(index, self.batch), False),
                 "values": layer.v is not None,
+                "kvHeads": k.shape[1] if (k := getattr(layer, "k", None)) is not None else layer.n_head,
+                "masked": _masks(layer),
+                "bias": layer.rule is not None and layer.rule.bias is not None,
+                "sink": layer.rule is not None and layer.rule.sink is not None,
+                "recipe": self.recipes.get(layer.name),
             }
             for index, layer in enumerate(trace.layers)
         ]
@@ -112,6 +121,9 @@ class Document:
             "notices": [*self.notices, *(f"{word}: {said}" for word, said in trace.marks.items())],
             "checks": str(trace.checks),
             "off": [list(head) for head in self.off],
+            "cut": [list(link) for link in self.cut],
+            "ref": text_key(self.text),
+            "prediction": self.prediction,
             "precision": precision,
             "grid": None  # where in its image the positions of a vision model are
             if grid is None
@@ -182,37 +194,100 @@ class Document:
         """Return what is known of each head.
 
         That is: measures [layer][head] by name with their chance levels and whether they stand out, the label
-        and rule of each head, and the scenes of the tour.
+        and rule of each head, the scenes of the tour, and openings. Where the model is here, captions say
+        what stands out from random weights; elsewhere they do not claim that anything does.
         """
         if not self._facts:
-            measured = measure(self.trace, batch=self.batch, special_ids=self.special_ids)
-            unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
-            facts: Json = {"measures": {}}
             null = None if self.make_null is None else self.make_null()
-            against = AgainstChance(measured, null)
-            for name, info in MEASURES.items():
-                tables = (measured[name], measured.chance.get(name, unknown))
-                table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
-                values = [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)]
-                standing = [
+            facts = self._measured(self.trace, null)
+            names = [self.names(index) for index in range(len(self.trace.layers))]
+            facts["scenes"] = scenes(
+                self.trace, names, text=self.text, predicts=self.predicts, null=null, batch=self.batch
+            )
+            facts["openings"] = [{"title": one.title, "text": one.text} for one in OPENINGS]
+            self._facts.append(facts)
+        return self._facts[0]
+
+    def head_facts(self, layer: int, head: int) -> Json:
+        """Measure one head, which takes a moment where all heads of a long text take minutes."""
+        traced = self.layer(layer, head)
+        at = head
+        if self._facts:
+            facts = self._facts[0]
+        else:
+            if isinstance(traced, LayerTrace) and traced.uniform_rows is None:
+                group = head * traced.k.shape[1] // traced.n_head
+                traced, at = (
+                    replace(
+                        traced,
+                        q=traced.q[:, head : head + 1],
+                        k=traced.k[:, group : group + 1],
+                        v=None,
+                        lse=traced.lse[:, head : head + 1],
+                        rule=traced.rule.part([head], None),
+                    ),
+                    0,
+                )
+            facts, layer = self._measured(replace(self.trace, layers=(traced,))), 0
+        measures = {
+            name: {"what": one["what"], "value": one["values"][layer][at], "chance": one["chance"][layer]}
+            for name, one in facts["measures"].items()
+        }
+        # A label is compared with all heads of random models, which is known with the facts of all heads.
+        return {"measures": measures, "label": facts["labels"][layer][at] if self._facts else None}
+
+    def _measured(self, trace: Trace, null: RandomNull | None = None) -> Json:
+        """Measure the heads of a trace of this text, and label them."""
+        measured = measure(trace, batch=self.batch, special_ids=self.special_ids)
+        unknown, n_heads = torch.full((len(measured.layers),), torch.nan), measured.n_heads
+        facts: Json = {"measures": {}, "labels": [[] for _ in n_heads]}
+        against = AgainstChance(measured, null)
+        for name, info in MEASURES.items():
+            tables = (measured[name], measured.chance.get(name, unknown))
+            table, chance = (plain(numbers.double().round(decimals=6)) for numbers in tables)
+            facts["measures"][name] = {
+                "what": info.sentence,
+                "values": [row[:n_head] for row, n_head in zip(table, n_heads, strict=True)],
+                "chance": chance,
+                "standsOut": [
                     [against.compare(name, layer, head).stands_out for head in range(n_head)]
                     for layer, n_head in enumerate(n_heads)
-                ]
-                facts["measures"][name] = {
-                    "what": info.sentence,
-                    "values": values,
-                    "chance": chance,
-                    "standsOut": standing,
-                }
-            # What a single weight must exceed: the largest of all heads with random weights, and some more.
-            facts["largestByChance"] = 0.0 if null is None else null.level("link", 0.0)
-            facts["labels"] = [[] for _ in n_heads]
-            for head in label(measured, null=null):
-                said = None if head.label == "none" else {"label": head.label, "rule": head.rule}
-                facts["labels"][measured.layers.index(head.layer)].append(said)
-            names = [self.names(index) for index in range(len(self.trace.layers))]
-            self._facts.append({**facts, "scenes": scenes(self.trace, names, facts, self.batch)})
-        return self._facts[0]
+                ],
+            }
+        of_label = {info.label.name: name for name, info in MEASURES.items() if info.label}
+        for head in label(measured, null=null):
+            index = measured.layers.index(head.layer)
+            said = None
+            if head.label != "none":
+                about = of_label.get(head.label)
+                share = None
+                if about is not None and MEASURES[about].unit == "share":
+                    share = facts["measures"][about]["values"][index][len(facts["labels"][index])]
+                said = {"label": head.label, "rule": head.rule, "share": share}
+            facts["labels"][index].append(said)
+        return facts
+
+    def links(self, query: int, layer: int = 0, count: int = 12) -> list[Json]:
+        """Return where each head looks most from one query, what exceeds an even spread most first."""
+        side = self._side(self.trace.query_tokens(layer, self.batch), self.layer(layer, 0).kind == "cross")
+        found = []
+        for index, traced in enumerate(self.trace.layers):
+            same = self._side(self.trace.query_tokens(index, self.batch), traced.kind == "cross") == side
+            if not same or query >= traced.n_query:
+                continue
+            one, every = slice(query, query + 1), slice(0, traced.n_key)
+            rows = traced.block(None, one, every, self.batch)[0, :, 0].float().cpu()
+            words = words_of(self.names(index)[1])
+            for head, row in enumerate(rows):
+                n_seen = int(traced.visible(head, one, every, self.batch).sum())
+                if n_seen:
+                    key, weight = int(row.argmax()), float(row.max())
+                    link = {"layer": index, "head": head, "key": key, "weight": weight, "even": 1 / n_seen}
+                    # Links to other words first: on special tokens and on oneself most heads rest.
+                    rests = not bool(words[key]) or (key == query and traced.kind == "self")
+                    found.append((rests, -(weight - 1 / n_seen) / max(1e-9, 1 - 1 / n_seen), link))
+        found.sort(key=lambda one: one[:2])
+        return [link for *_, link in found[:count]]
 
     def layer(self, layer: int, head: int) -> AnyLayer:
         """A layer that is there, and has that head."""
@@ -233,6 +308,15 @@ def documents_of(trace: Trace, image: Any = None) -> list[Document]:
         title = f"{name} · sequence {batch}" if trace.n_batch > 1 else name
         documents.append(Document(trace, batch, f"trace-{batch}", title, text=texts[batch], image=shown))
     return documents
+
+
+def _masks(layer: AnyLayer) -> bool:
+    """Return whether a layer masks any key from any query."""
+    visibility = layer.visibility
+    if visibility is None:
+        return False
+    parts = (getattr(visibility, part.name) for part in fields(visibility) if part.name != "start")
+    return any(part is not None and part is not False for part in parts)
 
 
 def _line(lines: tuple[tuple[str, ...], ...], batch: int) -> tuple[str, ...]:

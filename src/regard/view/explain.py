@@ -39,21 +39,31 @@ def machine(
         keys = sorted({key, *row.topk(MOST_KEYS - 1).indices.tolist()})
     visible = traced.visible(head, slice(query, query + 1), slice(None), batch)[0]
     left_out = 1.0 - float(row[keys].sum())
+    # What is left belongs to the keys that are not shown, or to a sink.
+    least = 1e-9 if len(keys) < traced.n_key else 1e-5
     kept = None if traced.v is None else traced.of_head(traced.v, head, batch)[0, 0, keys]
     shown = {
         "parts": parts,
         "keys": keys,
         "scores": [traced.score_parts(head, query, index, batch).unhidden for index in keys],
         "visible": visible[keys].tolist(),
-        "rest": parts["lse"] + math.log(left_out) if len(keys) < traced.n_key and left_out > 1e-9 else None,
+        "rest": parts["lse"] + math.log(left_out) if left_out > least else None,
         "values": None if kept is None else kept.float().tolist(),
     }
+    others = [index for index in range(traced.n_key) if index not in set(keys)]
+    if others and traced.v is not None:
+        shown["restValue"] = (
+            row[others] @ traced.of_head(traced.v, head, batch)[0, 0, others].float()
+        ).tolist()
     if loaded is not None and traced.n_query > MOST_RUN_AGAIN:
         shown["without"] = f"Of more than {MOST_RUN_AGAIN} tokens the machine begins at query and key."
     elif loaded is not None and (vectors := layer_vectors(loaded, document, layer)) is not None:
         wrote = head_output(loaded, document, vectors, layer, head, query)
         if wrote.get("push") is not None:
-            wrote["push"]["byKey"] = [wrote["push"]["byKey"][index] for index in keys]
+            by_key = wrote["push"]["byKey"]
+            if others:
+                wrote["push"]["rest"] = (row[others].cpu() @ torch.tensor(by_key)[others]).tolist()
+            wrote["push"]["byKey"] = [by_key[index] for index in keys]
         shown["model"] = {
             "x": vectors.x[query].tolist(),
             "xKey": vectors.x_key[key].tolist(),
@@ -77,7 +87,7 @@ def layer_vectors(loaded: Loaded, document: Document, layer: int) -> LayerVector
     stack = model.decoder if LayerId.parse(name).stack == "decoder" else model.encoder
     assert stack is not None  # the layer is in it
     with seeing(filter(None, (attention, stack.norm, model.encoder))) as seen:
-        run_model(loaded, document.ids, document.source, document.off, logits="none")
+        run_model(loaded, document.ids, document.source, document.off + document.cut, logits="none")
     x = x_key = seen[attention][0][0]
     if LayerId.parse(name).kind == "cross" and model.encoder is not None:
         x_key = seen[model.encoder][1][0]

@@ -24,6 +24,7 @@ from regard.view.document import Json
 RANDOM = " (random)"
 UNTRAINED = " (untrained)"  # the same shape and tokenizer as a model that is here
 _KEPT = 4  # models in memory
+_KEPT_BYTES = 1 << 30  # of them together; the newest is kept whatever it takes
 
 Value = TypeVar("Value")
 
@@ -56,12 +57,18 @@ class Kept(Generic[Value]):
         return value
 
 
+def _too_many(models: Collection[Loaded]) -> bool:
+    """Return whether models are more than are kept, in number or in bytes."""
+    held = sum(weight.nbytes for loaded in models for weight in loaded.model.parameters())
+    return len(models) > _KEPT or held > _KEPT_BYTES
+
+
 class Models:
     """The models of one page. Loading one does not hold up another."""
 
     def __init__(self, device: str | torch.device = "cpu", seed: int = 0) -> None:
         self.device, self.seed = device, seed
-        self._kept: Kept[Loaded] = Kept(lambda models: len(models) > _KEPT)
+        self._kept: Kept[Loaded] = Kept(_too_many)
         self._given: dict[str, Loaded] = {}  # never let go: they may not be had again
 
     def put(self, key: str, loaded: Loaded) -> None:

@@ -93,13 +93,19 @@ def page(
     """
     if not documents:
         raise ArgumentError("there is nothing to show: a page needs at least one trace.")
+    if not force:
+        check_size(documents)
+    docs = [embedded(document) for document in documents]
+    return html({"version": __version__, "token": None, "start": start or {}, "path": [*path], "docs": docs})
+
+
+def check_size(documents: Sequence[Document]) -> None:
+    """Raise ArgumentError if a page of these documents would have more than 200 MB."""
     expected = sum(embedded_bytes(document, "float24") for document in documents)
-    if expected > MOST_BYTES and not force:
+    if expected > MOST_BYTES:
         size = f"{expected / 1e6:.0f} MB, more than {MOST_BYTES // 10**6}"
         ways = "choose some layers (--layers), a shorter text, or insist (--force)"
         raise ArgumentError(f"the page would have {size}: {ways}.")
-    docs = [embedded(document) for document in documents]
-    return html({"version": __version__, "token": None, "start": start or {}, "path": [*path], "docs": docs})
 
 
 def to_html(trace: Trace, *, height: int | None = None, **start: Any) -> str:

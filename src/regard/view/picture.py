@@ -6,13 +6,20 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from rich.cells import set_cell_size
 from rich.text import Text
 from torch import Tensor
 
-from regard.drawing.figures import PALETTE, head_pictures, heat_map, lines, shaded_text
+from regard.drawing.figures import (
+    PALETTE,
+    Scale,
+    head_pictures,
+    heat_map,
+    lines,
+    shaded_text,
+    timeline_map,
+)
 from regard.errors import ArgumentError
 from regard.view.document import Document
 
@@ -32,11 +39,29 @@ def figure_of(
     view: View = "map",
     query: int | None = None,
     against: tuple[int, int] | None = None,
+    *,
+    rows: slice | None = None,
+    cols: slice | None = None,
+    scale: Scale = "linear",
 ) -> Figure:
-    """The figure of one view.
+    """Draw one view.
 
-    `query` is the token whose row is drawn as text (by default the last), or whose lines alone are;
-    `against` a layer and head from which the map is then the difference.
+    Args:
+        document: What is shown.
+        layer: Which layer.
+        head: Which head.
+        view: As map, lines or text, or all heads.
+        query: The token whose row is drawn as text (by default the last), or whose lines alone are.
+        against: A layer and head; the map is then the difference from it.
+        rows: The queries of the map; None: all.
+        cols: The keys of the map; None: all.
+        scale: How colours follow the weights.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        ArgumentError: If a place is not there, or the view cannot be drawn as asked.
 
     >>> from regard.tracing.traces import Trace
     >>> document = Document(Trace.from_weights([[0.25, 0.75]], rows=["a"], cols=["x", "y"]), title="weights")
@@ -57,30 +82,59 @@ def figure_of(
         return head_pictures(pictures, title=f"{document.title}: where each head looks")
     title = f"{document.title}, layer {layer}, head {head}"
     names, keys = document.names(layer)
-    rows, cols = ([word.strip() or "␣" for word in words] for words in (names, keys))
+    row_names, col_names = ([word.strip() or "␣" for word in words] for words in (names, keys))
+    if view != "map" and (rows is not None or cols is not None):
+        raise ArgumentError(f"a part of the rows and columns is drawn as a map. Got the view {view!r}.")
     if view == "text":
         at = traced.n_query - 1 if query is None else query
         row = document.tile(layer, head, slice(at, at + 1), slice(0, traced.n_key), 1, traced.n_key)[0]
         weights, visible = torch.from_numpy(np.nan_to_num(row)), torch.from_numpy(~np.isnan(row))
-        title += f": what “{rows[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}"
+        title += f": what “{row_names[at]}” ({at}) looks at, at most {np.nanmax(row):.3f}"
         return shaded_text(weights, keys, visible=visible, chosen=at if names == keys else None, title=title)
     if view == "lines":
         if max(size) > MOST_LINES:
             raise ArgumentError(f"lines are drawn for up to {MOST_LINES} tokens. Got {size[0]} x {size[1]}.")
         weights = torch.from_numpy(np.nan_to_num(document.small(layer, head, MOST_LINES)))
-        return lines(weights[None], rows, cols, chosen=None if query is None else [query], title=title)
-    tile = document.small(layer, head, MOST_DRAWN)
+        return lines(
+            weights[None], row_names, col_names, chosen=None if query is None else [query], title=title
+        )
+    timeline = document.trace.timeline
+    if timeline is not None and traced.kind == "cross" and against is None:
+        n_key, spectrogram = timeline.n_sound, timeline.spectrogram
+        weights = document.trace.weights(layer, head, document.batch).float()[:, :n_key]
+        sound = None
+        if spectrogram is not None:
+            n_frame = round(spectrogram.shape[-1] * n_key / timeline.n_position)
+            sound = spectrogram[document.batch, :, :n_frame]
+        return timeline_map(weights, row_names, n_key * timeline.seconds, spectrogram=sound, title=title)
+    rows, cols = rows or slice(0, size[0]), cols or slice(0, size[1])
+    tile = document.tile(layer, head, rows, cols, MOST_DRAWN, MOST_DRAWN)
     if against is not None:
-        other = document.small(*against, MOST_DRAWN)
-        if other.shape != tile.shape:
-            raise ArgumentError(f"a difference needs maps of one size. Got {tile.shape} and {other.shape}.")
-        tile = tile - other
+        other = document.layer(*against)
+        if (other.n_query, other.n_key) != size:
+            raise ArgumentError(
+                f"a difference needs maps of one size. Got {size} and {(other.n_query, other.n_key)}."
+            )
+        tile = tile - document.tile(*against, rows, cols, MOST_DRAWN, MOST_DRAWN)
         title += f", minus layer {against[0]}, head {against[1]}"
-    if tile.shape != size:
-        rows, cols = (list(map(str, range(count))) for count in tile.shape)
-        title += f": {size[0]} x {size[1]}, each dot the largest weight of its block"
+    shown = (rows.stop - rows.start, cols.stop - cols.start)
+    row_names, col_names = row_names[rows], col_names[cols]
+    if tile.shape != shown:
+        row_names, col_names = (
+            [str(part.start + at * (part.stop - part.start) // drawn) for at in range(drawn)]
+            for part, drawn in zip((rows, cols), tile.shape, strict=True)
+        )
+        title += f": {shown[0]} x {shown[1]}, each dot the largest weight of its block"
     weights, visible = torch.from_numpy(np.nan_to_num(tile)), torch.from_numpy(~np.isnan(tile))
-    return heat_map(weights, rows, cols, visible=visible, title=title, diverging=against is not None)
+    return heat_map(
+        weights,
+        row_names,
+        col_names,
+        visible=visible,
+        title=title,
+        diverging=against is not None,
+        scale=scale,
+    )
 
 
 def printable(word: str) -> str:
@@ -111,7 +165,6 @@ def terminal_heat_map(
         drawing.append(" " * LABEL_WIDTH + "".join(set_cell_size(char, 2) for char in upright) + "\n", "dim")
 
     largest = float(weights.max()) or 1.0
-    palette = colormaps[PALETTE]
     for row, label in enumerate(row_labels):
         drawing.append(set_cell_size(label, LABEL_WIDTH))
         for col in range(len(col_labels)):
@@ -119,7 +172,7 @@ def terminal_heat_map(
                 drawing.append("· ", "bright_black")
                 continue
             share = float(weights[row, col]) / largest
-            red, green, blue = (round(255 * part) for part in palette(share)[:3])
+            red, green, blue = (round(255 * part) for part in PALETTE(share)[:3])
             shade = SHADES[min(len(SHADES) - 1, int(share * len(SHADES)))]
             behind = f"rgb({red // 2},{green // 2},{blue // 2})"
             drawing.append(shade * 2, f"rgb({red},{green},{blue}) on {behind}")

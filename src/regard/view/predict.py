@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, UnsupportedError
+from regard.experiments.exact import effects as exact_effects
+from regard.experiments.explain import why as explain_prediction
 from regard.files.loading import Loaded
-from regard.heads.flow import logit_attribution
 from regard.heads.model import strongest, tokenizer_of
 from regard.heads.relations import score_pairs
-from regard.models.mechanisms import why_not
 from regard.models.model import Output
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -33,6 +33,8 @@ EXAMPLES = (
 TOP = 8
 _MOST_TOKENS = 256  # of a text whose heads are switched off one after the other
 _MOST_SENTENCES = 200
+_MOST_ASKED = 128  # tokens of a text whose prediction is taken apart
+_FINDINGS = 6  # of each kind
 _WORD = re.compile(r"\*(?P<looks>[^*\[\]]+)\*|\[(?P<at>[^*\[\]]+)\]|([^\s*\[\]]+)")  # others: by no name
 
 
@@ -82,54 +84,93 @@ class Prediction:
 
 @torch.no_grad()
 def predict(loaded: Loaded, document: Document, position: int | None = None) -> Json:
-    """The likeliest words at a position, or the nearest examples, before and after switching heads off."""
-    said, off = Prediction(loaded, document, position), document.off
+    """Return the likeliest words at a position, or the nearest examples, before and after what was changed.
+
+    Heads that are off and links that are cut are changes. `now` has the likeliest after them, each with what
+    it was before.
+    """
+    said, off = Prediction(loaded, document, position), document.off + document.cut
     before, (after, moved) = said.scores()[0], said.scores(off) if off else (None, math.nan)
     top = before.topk(min(TOP, len(before)))
     names = said.names(top.indices)
+    now = None
+    if after is not None:
+        best = after.topk(min(TOP, len(after))).indices
+        listed = zip(said.names(best), after[best].tolist(), before[best].tolist(), strict=True)
+        now = [{"token": name, "p": p, "was": was} for name, p, was in listed]
     return {
         "kind": said.kind,
         "position": said.at,
         "before": ranked_tokens(names, top.values.tolist()),
         "after": None if after is None else ranked_tokens(names, after[top.indices].tolist()),
+        "now": now,
         "moved": moved,
     }
 
 
 @torch.no_grad()
 def effects(loaded: Loaded, document: Document) -> Json:
-    """What each head does to the prediction, [layer][head], and in words what that number is.
+    """Return what each head does to the prediction, [layer][head], and in words what that number is.
 
-    In a decoder with norms before its layers that is what a head adds to the score of the likeliest token
-    (`logit_attribution`). Elsewhere each head is switched off in turn.
+    Each head is switched off in a run of its own: all of them as rows of a batch (`regard.effects`), or one
+    after the other for an encoder whose sentence vector moves.
     """
     if not isinstance(loaded.model, Transformer):
         raise UnsupportedError("this model has one alignment and no heads to compare.")
-    said, config = Prediction(loaded, document), loaded.model.config
-    scores, _ = said.scores()
-    likeliest = scores.argmax()
-    name = said.names(likeliest[None])[0]
-    adds_up = (
-        why_not(config.block, "machine") is None
-        and config.block.feature_map is None
-        and config.lm_head_softcap is None
-    )
-    if config.kind == "decoder" and config.lm_head == "language" and adds_up:
-        written = logit_attribution(loaded, torch.tensor([said.fed]), int(likeliest))
-        return {"what": f"what the head adds to the score of “{name}”", "values": written.heads.tolist()}
-    if len(said.fed) > _MOST_TOKENS:
+    if len(document.ids) > _MOST_TOKENS:
         raise ArgumentError(f"each head is switched off in a run of its own: at most {_MOST_TOKENS} tokens.")
-    what = f"by how much log p(“{name}”) falls without the head"
+    said = Prediction(loaded, document)
+    heads = [range(layer.n_head) for layer in document.trace.layers]
     if said.kind == "vector":
         what = "how far the sentence vector moves without the head (1 − cosine)"
+        values = [[said.scores(((layer, head),))[1] for head in row] for layer, row in enumerate(heads)]
+        return {"what": what, "values": values}
+    likeliest = said.scores()[0].argmax()
+    what = f"by how much log p(“{said.names(likeliest[None])[0]}”) falls without the head"
+    if document.source is not None:
+        options: dict[str, Any] = {"answer": torch.tensor([said.fed])}
+        read = torch.tensor([document.source])
+    else:
+        options, read = {}, torch.tensor([said.fed])
+    found = exact_effects(loaded, read, "heads", target=int(likeliest), position=said.at, **options)
+    places = {name: index for index, name in enumerate(document.trace.names)}
+    falls: list[list[float | None]] = [[None] * len(row) for row in heads]
+    for part, change in zip(found.parts, found.changes.tolist(), strict=True):
+        assert part.layer is not None and part.head is not None  # noqa: PT018  a head has both
+        falls[places[part.layer]][part.head] = -change
+    return {"what": what, "values": falls}
 
-    def effect(off: Off) -> float:
-        left, moved = said.scores(off)
-        return moved if said.kind == "vector" else float(scores[likeliest].log() - left[likeliest].log())
 
-    heads = [range(layer.n_head) for layer in document.trace.layers]
-    values = [[effect(((layer, head),)) for head in numbers] for layer, numbers in enumerate(heads)]
-    return {"what": what, "values": values}
+def why(loaded: Loaded, document: Document, position: int | None = None) -> Json:
+    """Return what a prediction rests on: by how much its log-probability changes without heads, links, words.
+
+    Each change was run, and the same was done for random parts: what is no larger does not stand out.
+    """
+    if document.off or document.cut:
+        raise ArgumentError("this asks the whole model: switch all heads on and undo all cuts first.")
+    if len(document.ids) > _MOST_ASKED:
+        raise ArgumentError(f"each part is switched off in a run of its own: at most {_MOST_ASKED} tokens.")
+    said = Prediction(loaded, document, position)
+    if said.kind == "vector":
+        raise UnsupportedError("this encoder predicts no word that could be asked about.")
+    found = explain_prediction(loaded, torch.tensor([said.fed]), position=said.at, top=_FINDINGS)
+    places = {name: index for index, name in enumerate(document.trace.names)}
+    findings = [
+        {
+            "kind": one.kind,
+            "layer": None if one.part.layer is None else places[one.part.layer],
+            "head": one.part.head,
+            "query": one.part.query,
+            "key": one.part.key,
+            "weight": one.weight,
+            "effect": one.change,
+            "p": one.probability,
+            "standsOut": bool(one.beyond_chance),
+        }
+        for one in sorted(found.findings, key=lambda one: -abs(one.change))
+    ]
+    told = {"token": found.target, "p": found.probability, "position": said.at, "sentence": found.sentence}
+    return {**told, "findings": findings, "note": found.note}
 
 
 def gradients(loaded: Loaded, document: Document, position: int) -> tuple[ScoreGradients, str]:

@@ -14,11 +14,14 @@ from torch import Tensor
 from regard.decoding.loop import generate
 from regard.errors import ArgumentError, RegardError
 from regard.files.loading import Loaded
-from regard.heads.model import layers_of, tokenizer_of
+from regard.heads.model import attention_of, layers_of, tokenizer_of
 from regard.heads.nulls import null_maker
 from regard.layers.attention import MultiHeadAttention
+from regard.layers.layer_id import LayerId
+from regard.models.mechanisms import why_not
 from regard.models.model import Model, Output
 from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
 from regard.tracing.generation import trace_generation
 from regard.tracing.interventions import intervene
 from regard.tracing.take import trace
@@ -28,7 +31,8 @@ PREDICTS: dict[str, Predicts] = {"language": "next", "masked": "masked", "none":
 _ANSWERED = 24  # tokens an encoder-decoder writes where no answer is given
 _RIVALS = 5
 
-Off = tuple[tuple[int, int], ...]  # heads that are switched off, (layer, head) as a trace counts them
+# What a model is run without: heads (layer, head) and links (layer, head, query, key), as a trace counts.
+Off = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class RunRequest:
     target: str | None = None
     off: Off = ()
     max_new: int = 0
+    cut: Off = ()
 
     @property
     def id(self) -> str:
@@ -75,8 +80,8 @@ class RunProgress:
 
 
 @contextmanager
-def heads_off(loaded: Loaded, off: Off) -> Iterator[None]:
-    """A block in which these heads give nothing in what this thread asks of the model."""
+def without(loaded: Loaded, off: Off) -> Iterator[None]:
+    """Run what is in the block without these heads and links, for this thread alone."""
     if not off:
         yield
         return
@@ -85,11 +90,15 @@ def heads_off(loaded: Loaded, off: Off) -> Iterator[None]:
     if not isinstance(model, Seq2Seq):  # a layer whose heads were all pruned has no trace
         layers = [(name, len(heads)) for name, heads in layers_of(loaded).items() if heads]
     with intervene(loaded, this_thread=True) as run:
-        for layer, head in off:
+        for layer, head, *link in off:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer][1]):
                 shape = f"{loaded.facts.name} has {len(layers)} layers of {model.sizes.n_head} heads"
                 raise ArgumentError(f"there is no head {head} in layer {layer}: {shape}.")
-            run.gate(layer=layers[layer][0], head=head, by=0.0)
+            if link:
+                query, key = link
+                run.knock_out(layer=layers[layer][0], head=head, query=query, key=key)
+            else:
+                run.gate(layer=layers[layer][0], head=head, by=0.0)
         yield
 
 
@@ -111,12 +120,27 @@ def describe_model(loaded: Loaded, text: str) -> Json:
     kind = loaded.model.kind
     source = encode(loaded, text)[0] if kind == "encoder-decoder" else None
     special = tokenizer_of(loaded).special.all()
-    return {
-        "kind": kind,
-        "predicts": PREDICTS[loaded.model.lm_head],
-        "source": source,
-        "special_ids": special,
-    }
+    predicts, recipes = PREDICTS[loaded.model.lm_head], _recipes(loaded.model)
+    return {"kind": kind, "predicts": predicts, "source": source, "special_ids": special, "recipes": recipes}
+
+
+def _recipes(model: Model) -> dict[str, Json]:
+    """Return what each layer does to queries, keys and a head's output, by its name."""
+    if not isinstance(model, Transformer):
+        return {}
+    config, recipes = model.config, {}
+    for name in model.attention_names:
+        attention = attention_of(model, name)
+        # Where layers that see everything have no positions, those with a window still do.
+        positioned = config.full_positions or attention.rule.visible.window is not None
+        recipes[name] = {
+            "rotary": config.positions == "rotary" and LayerId.parse(name).kind == "self" and positioned,
+            "qkNorm": attention.query_norm is not None,
+            "bias": attention.query.bias is not None,
+            "gate": config.block.output_gate,
+            "writesAsIs": why_not(config.block, "machine") is None,
+        }
+    return recipes
 
 
 def run_model(
@@ -124,7 +148,7 @@ def run_model(
 ) -> Output:
     """One pass over these tokens, and over what an encoder reads, without the heads that are `off`."""
     lines = [torch.tensor([line], device=loaded.device) for line in (source, ids) if line is not None]
-    with heads_off(loaded, off):
+    with without(loaded, off):
         output: Output = loaded.model(*lines, **options)
     return output
 
@@ -142,9 +166,10 @@ def probabilities(
 def make_document(loaded: Loaded, asked: RunRequest, progress: RunProgress | None = None) -> Document:
     """Run the model and keep its trace."""
     ids, notices = encode(loaded, asked.text)
-    if asked.max_new and asked.off:
+    if asked.max_new and (asked.off or asked.cut):
         raise ArgumentError("text is written with all heads: switch them on first.")
     known, target = describe_model(loaded, asked.text), None
+    _check_links(loaded, asked.cut, len(ids))
     start = len(ids) if known["source"] is None else 1
     with (progress or RunProgress()).of(loaded.model, max(1, asked.max_new)):
         if known["source"] is not None and (asked.target is None or asked.max_new):
@@ -156,10 +181,10 @@ def make_document(loaded: Loaded, asked: RunRequest, progress: RunProgress | Non
         if known["kind"] == "decoder" and asked.max_new:
             traced = trace_generation(loaded, ids, max_new=asked.max_new, keep_v=True)
         else:
-            with heads_off(loaded, asked.off):
+            with without(loaded, asked.off + asked.cut):
                 traced = trace(loaded, [ids], target=target, keep_v=True, to_disk=True)
     known |= {"id": asked.id, "model_key": asked.model, "text": asked.text, "target": asked.target}
-    known |= {"title": loaded.facts.name, "notices": tuple(notices), "off": asked.off}
+    known |= {"title": loaded.facts.name, "notices": tuple(notices), "off": asked.off, "cut": asked.cut}
     known["make_null"] = null_maker(loaded, len(ids))
     document = Document(traced, **known)
     if document.source is None and len(document.ids) == start:  # nothing was written
@@ -172,6 +197,17 @@ def make_document(loaded: Loaded, asked: RunRequest, progress: RunProgress | Non
     ]
     generated = {"start": start, "steps": steps} if asked.max_new and steps else None
     return replace(document, generated=generated, written_last=following[0]["token"])
+
+
+def _check_links(loaded: Loaded, cut: Off, n_token: int) -> None:
+    """Raise ArgumentError for a link of a token that is not there."""
+    if cut and loaded.model.kind == "encoder-decoder":
+        raise ArgumentError("links are cut in models that read one text, an encoder or a decoder.")
+    for layer, head, query, key in cut:
+        if max(query, key) >= n_token:
+            raise ArgumentError(
+                f"there is no link from {query} to {key} in head {layer}.{head}: there are {n_token} tokens."
+            )
 
 
 def ranked_tokens(names: list[str], values: list[float]) -> list[Json]:

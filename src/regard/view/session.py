@@ -19,14 +19,17 @@ from typing import Any
 from regard.allocation import give_back_memory
 from regard.errors import ArgumentError
 from regard.files.loading import Loaded
+from regard.heads.chance import RandomNull
+from regard.heads.nulls import null_maker
 from regard.tracing.disk import drop_resident_pages
 from regard.tracing.gradients import ScoreGradients
 from regard.tracing.traces import Trace
 from regard.view import explain, predict, run
 from regard.view.document import Document, Json, documents_of, plain
 from regard.view.models import Kept, Models, choice
-from regard.view.page import page
+from regard.view.page import MOST_BYTES, check_size, embedded_bytes, page
 from regard.view.run import RunProgress, RunRequest
+from regard.view.texts import keep_text, kept_text, text_key
 
 QUICK = frozenset({"tile", "small", "parts", "health", "models", "progress", "stop"})  # answered at once
 NUMBERS = frozenset({"tile", "small"})  # answered with bytes, not JSON
@@ -34,9 +37,11 @@ _KEPT_BYTES = 1 << 30  # of traces; the newest is kept whatever it takes
 _LONG_BYTES = 1 << 27  # of a trace whose run needed memory that others do not
 _KEPT = 256  # traces, and texts
 _MOST_CHARACTERS = 200_000
+MOST_PREDICTED = 1024  # tokens of a text whose prediction a saved page keeps
 
 # Questions about a document, which may need the model that made it.
 _QUESTIONS: list[Callable[..., Any]] = [Document.parts, Document.pairs, Document.facts]
+_QUESTIONS += [Document.head_facts, Document.links, predict.why]
 _QUESTIONS += [explain.machine, predict.predict, predict.effects, predict.search]
 _OF_DOCUMENT = {question.__name__: question for question in _QUESTIONS}
 
@@ -80,7 +85,8 @@ class Session:
         if wanted.keys() & {"self", "document", "loaded"}:  # last: it may have to be taken again
             document = self._document(str(params.get("doc")))
             arguments |= {"self": document, "document": document}
-            if "loaded" in wanted and (question is not explain.machine or document.id in self._asked):
+            needed = "loaded" in wanted and wanted["loaded"].default is inspect.Parameter.empty
+            if needed or ("loaded" in wanted and document.id in self._asked):
                 arguments["loaded"] = self._model(document)
         answer = question(**{word: arguments[word] for word in wanted if word in arguments})
         drop_resident_pages()
@@ -107,7 +113,17 @@ class Session:
             document = run.make_document(self.models.get(asked.model), asked, progress)
             if document.trace.bytes > _LONG_BYTES:
                 give_back_memory()
-            return document
+            if document.make_null is None:
+                return document
+            n_token = len(document.ids)
+
+            def make_null() -> RandomNull:
+                # The model is looked up when it is needed: a kept trace must not keep its model too.
+                maker = null_maker(self.models.get(asked.model), n_token)
+                assert maker is not None  # as there was one for the same model
+                return maker()
+
+            return replace(document, make_null=make_null)
 
         return self._documents.get(asked.id, make)
 
@@ -147,8 +163,10 @@ class Session:
         text: str = "",
         target: str = "",
         off: Sequence[list[int]] = (),
+        cut: Sequence[list[int]] = (),
         max_new: int = 0,
         run: str = "",
+        ref: str = "",
     ) -> Json:
         traces = self._traces()
         given = traces.get(model)
@@ -156,11 +174,13 @@ class Session:
             given = next(iter(traces.values()), None)
         if given is not None:
             unchanged = text in ("", given.text) and (target or None) == given.target
-            if unchanged and not (off or max_new):
+            if unchanged and not (off or cut or max_new):
                 return given.meta()
             if given.id not in self._asked:
                 raise ArgumentError(f"{given.title} is a trace without its model: choose a model above.")
             model, text = self._asked[given.id].model, text or given.text
+        if ref and not text:
+            text = kept_text(ref)
         model, text = model or self.default, text or self.text
         if not text.strip():
             raise ArgumentError("The text is empty: type at least one word.")
@@ -169,7 +189,9 @@ class Session:
         if not model:
             raise ArgumentError("there is no model here: choose one above.")
         heads = {(layer, head) for layer, head in off}
-        asked = RunRequest(model, text, target or None, tuple(sorted(heads)), max_new)
+        links = {tuple(link) for link in cut}
+        asked = RunRequest(model, text, target or None, tuple(sorted(heads)), max_new, tuple(sorted(links)))
+        keep_text(text)
         progress = self._running[run] = RunProgress()
         try:
             return self.document(asked, progress).meta()
@@ -226,7 +248,7 @@ class Session:
     def ask_gradient(
         self, loaded: Loaded, document: Document, position: int, layer: int, head: int, query: int, key: int
     ) -> Json:
-        if document.off:
+        if document.off or document.cut:
             raise ArgumentError("gradients are those of the whole model: switch all heads on first.")
         of_text = f"{document.id} {position}"
         result, name = self._gradients.get(of_text, lambda: predict.gradients(loaded, document, position))
@@ -235,9 +257,15 @@ class Session:
             raise ArgumentError(f"there is no query {query} with a key {key} here.")
         return {"gradient": float(tile), "value": result.value, "token": name}
 
+    def ask_saved_size(self, docs: list[str]) -> Json:
+        """Tell how large a page of these traces would be, before it is written."""
+        total = sum(embedded_bytes(self._document(key), "float24") for key in docs)
+        return {"bytes": total, "most": MOST_BYTES}
+
     def ask_save(self, path: list[Any]) -> bytes:
-        """A page of the traces that a path of views shows."""
+        """Write a page of the traces that a path of views shows."""
         ids = list(dict.fromkeys(str(view.get("doc")) for view in path))
+        check_size([self._document(key) for key in ids])  # before anything is computed for it
         documents = [self.for_file(key, [v["state"] for v in path if v.get("doc") == key]) for key in ids]
         views = []
         for view in path:
@@ -251,7 +279,22 @@ class Session:
         document = self._document(key)
         if key not in self._asked:
             return document
-        return explain.with_layer_vectors(document, self._model(document), views)
+        loaded = self._model(document)
+        document = explain.with_layer_vectors(document, loaded, views)
+        short = (
+            len(document.trace.tokens[document.batch]) <= MOST_PREDICTED if document.trace.tokens else False
+        )
+        if short and document.predicts is not None and document.generated is None:
+            document = replace(document, prediction=predict.predict(loaded, document))
+        return document
+
+    def address(self, view: Json) -> Json:
+        """Return a view for an address: a long text is kept here and named."""
+        key = text_key(str(view.get("text", "")))
+        if not key:
+            return view
+        keep_text(view["text"])
+        return {**{name: value for name, value in view.items() if name != "text"}, "ref": key}
 
 
 def _too_many(documents: Collection[Document]) -> bool:
@@ -274,14 +317,17 @@ def _is_view(view: Json) -> bool:
 
 
 _HEADS = _listed(list, lambda pair: [*map(type, pair)] == [int, int])
+_LINKS = _listed(list, lambda link: [*map(type, link)] == [int] * 4 and min(link) >= 0)
 # What the page may send, in words and as a test, by the name of the parameter it is for.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys("layer head query key position r0 r1 c0 c1".split(), _whole(0, 2**31)),
     **dict.fromkeys("n_row n_col".split(), _whole(1, 2**16)),
     "cells": _whole(1, 256),
     "max_new": _whole(0, 512),
-    **dict.fromkeys("model text target run name".split(), ("text", lambda value: isinstance(value, str))),
+    **dict.fromkeys("model text target run name ref".split(), ("text", lambda value: isinstance(value, str))),
     **dict.fromkeys("off heads".split(), ("a list of heads, [layer, head]", _HEADS)),
+    "cut": ("a list of links, [layer, head, query, key]", _LINKS),
+    "docs": ("a list of texts", _listed(str)),
     "lines": ("a list of texts", _listed(str, lambda line: True)),
     "path": ("a list of views", _listed(dict, _is_view)),
     **dict.fromkeys("valued dtype".split(), ("anything", lambda value: True)),

@@ -1,0 +1,3 @@
+import torch
+def argmax_attention(q, K, V):
+    return V[(K @ q).argmax(keepdim=True)]

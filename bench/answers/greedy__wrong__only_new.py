@@ -1,0 +1,10 @@
+import torch
+def greedy_search(step, start, end, max_new):
+    tokens, n = [start], 0
+    while n < max_new:
+        token = torch.argmax(step(tokens)).item()
+        tokens.append(token)
+        n += 1
+        if token == end:
+            return tokens[1:]
+    return tokens[1:]

@@ -1,0 +1,17 @@
+import torch
+from torch import nn
+import torch.nn.functional as F
+class SelfAttention(nn.Module):
+    def __init__(self, input_size, hidden):
+        super().__init__()
+        self.k = nn.Linear(input_size, hidden)
+        self.v = nn.Linear(input_size, hidden)
+        self.q = nn.Linear(input_size, hidden)
+    def forward(self, x):
+        queries, keys, values = self.q(x), self.k(x), self.v(x)
+        k = queries.size(-1)
+        queries = queries
+        keys = keys
+        dot = torch.bmm(queries, keys.transpose(1, 2))
+        dot = F.softmax(dot, dim=2)
+        return torch.bmm(dot, values)

@@ -24,7 +24,6 @@ INCOMPLETE = {
     "files",
     "heads",
     "layers",
-    "models",
     "tracing",
     "train",
 }

@@ -21,7 +21,6 @@ INCOMPLETE = {
     "costs",
     "heads",
     "layers",
-    "models",
     "tracing",
 }
 

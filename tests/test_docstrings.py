@@ -18,14 +18,12 @@ import regard
 # and none is ever added.
 INCOMPLETE = {
     "allocation",
-    "checking",
     "costs",
     "drawing",
     "files",
     "heads",
     "layers",
     "models",
-    "tracing",
     "train",
 }
 

@@ -276,10 +276,10 @@ PACKAGES = {
         roofline_figure symbols what_if""",
     "drawing": "curves effect_maps head_grid head_pictures heat_map heat_maps lines shaded_text",
     "experiments": """TASKS Change CircuitCurve Curve Effect Effects Finding HeadGate HeadPair KnockOut
-        LogitReading ModelPart PatchEffects PatchModule PatchOutputs PatchWeights PredictionTarget
-        RowEngine RowScores ScoredCircuit TaskPrompts Why ablated ablation circuit effects head_means
-        importance losses_without mean_loss patch_effects prune pruning_curve ranked_heads save_pruned
-        task_prompts why""",
+        LogitReading ModelPart PatchEffects PatchModule PatchOutputs PatchWeights PathEffect PathEffects
+        PredictionTarget RowEngine RowScores ScoredCircuit TaskPrompts Why ablated ablation circuit
+        effects head_means importance losses_without mean_loss patch_effects path_effects prune
+        pruning_curve ranked_heads save_pruned task_prompts why""",
     "heads": """LABELS RULES AgainstChance Attribution Circuit ComparedScore Composition HeadLabel
         LabelRule Measures RandomNull RelationScore ScoreSplit Sentence Survey Word columns_of
         composition label largest_share logit_attribution logit_lens lost_attention measure ov_circuit

@@ -16,7 +16,8 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig, patchin
 from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights  # noqa: E402
 
 import regard  # noqa: E402
-from regard.experiments import patch_effects  # noqa: E402
+from regard.experiments import PredictionTarget, RowEngine, effects, patch_effects, path_effects  # noqa: E402
+from regard.experiments.explain import direct_effects  # noqa: E402
 from regard.heads import composition, logit_attribution, logit_lens  # noqa: E402
 
 CLEAN, CORRUPTED, ANSWER, OTHER = [5, 17, 3, 42, 8, 29], [5, 17, 30, 42, 8, 29], 7, 9
@@ -46,6 +47,46 @@ def models():
     return theirs, hooked.eval(), folded.eval()
 
 
+def frozen_hooks(cache, after, feed_forward):
+    """Hooks that keep all heads of later layers, and the feed-forward layers, as in a cache."""
+
+    def keep(value, hook):
+        return cache[hook.name]
+
+    hooks = [(f"blocks.{layer}.attn.hook_z", keep) for layer in range(after + 1, 3)]
+    return hooks + [(f"blocks.{layer}.hook_mlp_out", keep) for layer in range(after, 3)] * feed_forward
+
+
+def sent(layer, head, new):
+    """A hook that puts another output in the place of one head's."""
+
+    def put(z, hook):
+        z[:, :, head] = new
+        return z
+
+    return (f"blocks.{layer}.attn.hook_z", put)
+
+
+def path_in_lens(hooked, clean, cache, other, metric, sender, receiver, side, feed_forward):
+    """The score with one head's other output seen by one side of one later head alone."""
+    layer, head = sender
+    to, receiving = receiver
+    kept = {}
+    name = f"blocks.{to}.attn.hook_{side}"
+
+    def note(value, hook):
+        kept[hook.name] = value.clone()
+
+    def put(value, hook):
+        value[:, :, receiving] = kept[hook.name][:, :, receiving]
+        return value
+
+    changed = other[f"blocks.{layer}.attn.hook_z"][:, :, head]
+    hooks = [sent(layer, head, changed), *frozen_hooks(cache, layer, feed_forward), (name, note)]
+    hooked.run_with_hooks(clean, fwd_hooks=hooks)
+    return float(metric(hooked.run_with_hooks(clean, fwd_hooks=[(name, put)])))
+
+
 def main():
     model, hooked, folded = models()
     clean, corrupted = torch.tensor([CLEAN]), torch.tensor([CORRUPTED])
@@ -65,9 +106,36 @@ def main():
     apart["positions"] = float((ours.positions + ours.corrupted - places).abs().max())
     direct = logit_attribution(model, clean, ANSWER, against=OTHER).heads
     apart["attribution"] = float((direct.flatten() - written.flatten()).abs().max())
+    with torch.no_grad():
+        before, (_, other) = float(metric(hooked(clean))), hooked.run_with_cache(corrupted)
+        total = effects(model, CLEAN, target=ANSWER, against=OTHER)
+        asked = PredictionTarget.about(model, CLEAN, ANSWER, OTHER)
+        ours_direct = direct_effects(
+            asked, RowEngine(asked.loaded, asked.given, asked.reading), list(total.parts)
+        )
+        for name, own_changes, freeze in (
+            ("total", total.changes.tolist(), False),
+            ("direct", ours_direct, True),
+        ):
+            worst = 0.0
+            for index, change in enumerate(own_changes):
+                layer, head = divmod(index, 4)
+                hooks = [sent(layer, head, 0.0), *(frozen_hooks(cache, layer, True) if freeze else [])]
+                theirs = float(metric(hooked.run_with_hooks(clean, fwd_hooks=hooks))) - before
+                worst = max(worst, abs(theirs - change))
+            apart[name] = worst
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         model.save_pretrained(folder)
         own = regard.load(folder)
+        for feed_forward in ("frozen", "recomputed"):
+            options = {"answer": ANSWER, "against": OTHER, "feed_forward": feed_forward}
+            found = path_effects(own, CLEAN, CORRUPTED, sender=(0, 1), **options)
+            apart[f"paths, {feed_forward}"] = max(
+                abs(path.change + before - path_in_lens(hooked, clean, cache, other, metric, (0, 1),
+                                                        (path.layer, path.head), path.side,
+                                                        feed_forward == "frozen"))
+                for path in found.paths
+            )  # fmt: skip
         seen = hooked.unembed(hooked.ln_final(cache.accumulated_resid(layer=-1, pos_slice=-1)))
         apart["lens"] = float((logit_lens(own, clean)[:, 0] - seen[:, 0]).abs().max())
         apart["lens, foreign"] = float((logit_lens(model, clean)[:, 0] - seen[:, 0]).abs().max())

@@ -1,4 +1,4 @@
-"""Patching, attribution, the logit lens and composition, against TransformerLens on the same random GPT-2."""
+"""Patching, effects, paths, attribution, logit lens and composition, against TransformerLens on one GPT-2."""
 
 import json
 import os
@@ -29,5 +29,13 @@ def test_experiments_equal_those_of_transformer_lens(environment):  # noqa: F811
     assert done.returncode == 0, done.stderr[-2000:]
     apart = json.loads(done.stdout.splitlines()[-1])
     assert apart.pop("size") > 0.1
-    assert set(apart) >= {"heads", "positions", "attribution", "lens", "composition Q"}
+    assert set(apart) >= {
+        "heads",
+        "positions",
+        "total",
+        "direct",
+        "paths, frozen",
+        "paths, recomputed",
+        "lens",
+    }
     assert max(apart.values()) < 1e-5, apart

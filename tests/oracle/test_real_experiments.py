@@ -51,3 +51,16 @@ def test_smollm2_effects_and_attribution():
     one, other = (logit_attribution(model, torch.tensor([ids]), token) for model in (ours, theirs))
     torch.testing.assert_close(one.heads, other.heads, rtol=1e-3, atol=1e-3)
     assert one.score == pytest.approx(other.score, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_four_strongest_heads_behind_paris():
+    """All 270 heads run: two of these four are missed where a gradient chooses which to run."""
+    said = regard.effects(regard.load("smollm2"), "The capital of France is", target=" Paris")
+    strongest = said.strongest(4)
+    assert [one.words for one in strongest] == [
+        "layer 23 head 4", "layer 0 head 4", "layer 11 head 7", "layer 12 head 0"
+    ]  # fmt: skip
+    assert [one.change for one in strongest] == pytest.approx([-1.70, -1.30, -0.49, -0.45], abs=0.01)
+    assert said.probability == pytest.approx(0.77, abs=0.01)
+    assert strongest[0].probability == pytest.approx(0.14, abs=0.01)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import regard.experiments
 import regard.heads
 from regard.drawing.figures import curves, head_grid
 from regard.errors import ArgumentError, LoadError, ShapeError, UnsupportedError
@@ -52,7 +51,7 @@ def gpt2():
 def test_measures_name_what_they_have():
     """An unknown measure, and a trace without layers."""
     measures = measure(Trace.from_weights(torch.eye(3)))
-    with pytest.raises(ArgumentError, match="there is no measure 'sink': there are entropy, uniformity"):
+    with pytest.raises(ArgumentError, match="there is no measure 'sink': there are previous, first"):
         measures["sink"]
     with pytest.raises(ArgumentError, match="no layers to measure"):
         measure(Trace(()))
@@ -149,9 +148,9 @@ def test_a_pruned_layer_says_which_heads_it_has():
 
 
 def test_importance_needs_a_loss_and_texts(minilm, gpt2):
-    """A model that foretells nothing has none of its own."""
+    """A model that predicts nothing has none of its own."""
     with pytest.raises(
-        UnsupportedError, match="foretells no token, so it has no loss of its own: give `loss`"
+        UnsupportedError, match="no language-model or masked head, so it has no loss of its own: give `loss`"
     ):
         importance(minilm, ["abc"])
     with pytest.raises(ArgumentError, match="texts must be a list of one text at least"):
@@ -225,7 +224,7 @@ def test_a_foreign_model_loses_no_head_for_good():
     """Heads of somebody else's module are switched off; what has no head at all says so."""
     with pytest.raises(ArgumentError, match=r"models of this library.*regard\.intervene.*Got Linear"):
         regard.experiments.prune(torch.nn.Linear(3, 3), [(0, 1)])
-    with pytest.raises(UnsupportedError, match="foretells no token"):
+    with pytest.raises(UnsupportedError, match="no language-model or masked head"):
         regard.experiments.mean_loss(torch.nn.Linear(3, 3), [[1, 2, 3]])
 
 

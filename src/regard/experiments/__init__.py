@@ -33,6 +33,7 @@ from regard.experiments.losses import (
     ranked_heads,
 )
 from regard.experiments.patching import PatchEffects, patch_effects
+from regard.experiments.paths import PathEffect, PathEffects, path_effects
 from regard.experiments.pruning import prune, save_pruned
 from regard.experiments.targets import PredictionTarget
 from regard.experiments.tasks import TASKS, TaskPrompts, task_prompts
@@ -54,6 +55,8 @@ __all__ = [
     "PatchModule",
     "PatchOutputs",
     "PatchWeights",
+    "PathEffect",
+    "PathEffects",
     "PredictionTarget",
     "RowEngine",
     "RowScores",
@@ -69,6 +72,7 @@ __all__ = [
     "losses_without",
     "mean_loss",
     "patch_effects",
+    "path_effects",
     "prune",
     "pruning_curve",
     "ranked_heads",

@@ -137,7 +137,7 @@ class RowEngine:
         self.loaded, self.read = loaded, read
         ours = isinstance(loaded.model, Transformer)
         began = time.perf_counter()
-        self.rows: _OurRows | _ForeignRows = (_OurRows if ours else _ForeignRows)(loaded, given, read)
+        self.rows: OurRows | _ForeignRows = (OurRows if ours else _ForeignRows)(loaded, given, read)
         self._memory, self._tokens = memory, tokens or self.rows.tokens
         self.seconds = time.perf_counter() - began  # of the unchanged run
         self.unchanged = self.rows.unchanged
@@ -257,7 +257,7 @@ class RowEngine:
         return RowScores(scores, n_done, time.perf_counter() - began, interrupted)
 
 
-class _OurRows:
+class OurRows:
     """Rows of a `Transformer`, started at any block and position."""
 
     starts_in_the_middle = True
@@ -288,7 +288,8 @@ class _OurRows:
         self.kinds: dict[str, str] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # queries and keys
         self.is_causal: dict[str, bool] = {}
-        self._rules: dict[str, Rule] = {}
+        self.rules: dict[str, Rule] = {}
+        self.observe: Callable[[str, Tensor, Tensor, Tensor], None] | None = None  # told each row's q, k, v
         self.positions: list[Tensor] = []
         self._given: tuple[tuple[int, int, int, int], BlockInputs] | None = None  # the last, by what for
         sizes = _Sizes()
@@ -308,7 +309,7 @@ class _OurRows:
             if number + 1 < len(stacks):
                 self.memory = self._normed(stack, x)
         self._causal = stacks[-1] is model.decoder and self.key_masks[-1] is None
-        self._causal = self._causal and all(isinstance(rule, ScoreRule) for rule in self._rules.values())
+        self._causal = self._causal and all(isinstance(rule, ScoreRule) for rule in self.rules.values())
         self._block_bytes = sizes.most
         logits = self._logits(self.kept[-1][-1], 0)
         self._logit_bytes = logits.numel() * logits.element_size()
@@ -319,7 +320,7 @@ class _OurRows:
         self, name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
     ) -> Tensor | None:
         """Keep what a layer of the unchanged run computed."""
-        self.outputs[name], self.keys_values[name], self._rules[name] = out, (k, v), rule
+        self.outputs[name], self.keys_values[name], self.rules[name] = out, (k, v), rule
         self.queries[name] = q
         self.kinds[name] = LayerId.parse(name).kind
         self.lengths[name] = q.shape[2], k.shape[2]
@@ -442,7 +443,15 @@ class _OurRows:
                     of_modules.append((number, edit))
                 else:
                     by_layer[edit.layer].append((number, edit))
-        record = partial(_edited, by_layer, n_example, position) if by_layer else None
+        edited = partial(_edited, by_layer, n_example, position)
+
+        def record(
+            name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, rule: Rule
+        ) -> Tensor | None:
+            if self.observe is not None:
+                self.observe(name, q, k, v)
+            return edited(name, q, k, v, out, lse, rule)
+
         memory: Tensor | None = None
         x = self.kept[-1][-1]
         with _patched_modules(self.model, of_modules, n_example, position):

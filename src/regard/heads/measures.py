@@ -88,7 +88,7 @@ class Measures:
         if name == "positional":
             return self._best_offset()[0]
         if name not in self.values:
-            known = ", ".join([*self.values, "positional"])
+            known = ", ".join(MEASURES)
             raise ArgumentError(f"there is no measure {name!r}: there are {known}.")
         return self.values[name]
 

@@ -16,7 +16,7 @@ function that has used the weights so far is called again with the new ones (`Re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -1103,9 +1103,9 @@ def _place(step: Step, use: SoftmaxUse, known: Any) -> None:
         known[value] = [path.expand(value.shape) for path in fits]
 
 
-def _fits(shape: torch.Size, whole: torch.Size) -> bool:
+def _fits(shape: Sequence[int], whole: Sequence[int]) -> bool:
     try:
-        return bool(torch.broadcast_shapes(shape, whole) == whole)
+        return tuple(torch.broadcast_shapes(shape, whole)) == tuple(whole)
     except RuntimeError:
         return False
 

@@ -76,7 +76,7 @@ class GrowingTrace(Recorder):
         self.keep(step, called)
 
     def goes_on_with(self, step: Recorder) -> bool:
-        """Return whether a call continues this text: further rows of its layers, or layers it does not have yet."""
+        """Return whether a call continues this text: further rows of its layers, or new layers."""
         known = [layer for layer in step.layers if layer.name in self.rows]
         return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
 

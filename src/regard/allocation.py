@@ -1,4 +1,4 @@
-"""Keeps freed memory for the next tensor, where the C library would hand it back to the machine.
+"""Keep freed memory for the next tensor, where the C library would return it to the system.
 
 A forward pass frees and asks for the same few megabytes in every layer. glibc returns them each time, and
 each page costs a fault when it is written to again: a seventh of SmolLM2's time at 512 tokens, measured.
@@ -18,7 +18,11 @@ SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc to keep freed memory; False where there is no glibc or the user has chosen otherwise."""
+    """Ask glibc to keep freed memory for the next tensor.
+
+    Returns:
+        Whether it does; False where there is no glibc or the user has chosen otherwise.
+    """
     choose = _of_glibc("mallopt")
     return bool(choose(TRIM_THRESHOLD, KEPT_BYTES)) and bool(choose(MMAP_THRESHOLD, LARGEST_BYTES))
 
@@ -29,7 +33,7 @@ def give_back_memory() -> None:
 
 
 def _of_glibc(name: str) -> Callable[..., int]:
-    """A function of glibc; one that does nothing where there is none, or the user decides about memory."""
+    """Return a function of glibc; one that does nothing without glibc or if the user decides about memory."""
     if any(name in os.environ for name in SETTINGS):
         return lambda *_: 0
     try:

@@ -19,29 +19,29 @@ from regard.errors import RegardError
 
 # command -> (file of commands/, one line for the list)
 COMMANDS = {
-    "assignment": ("assignment", "For teachers: set exercises, mark answers."),
-    "author": ("exercises", "For teachers: make and prove an exercise."),
-    "check": ("exercises", "Check answers, and name their mistakes."),
-    "cost": ("lab", "Say what a model costs, and what it waits for."),
+    "assignment": ("assignment", "For teachers: set assignments and mark answers."),
+    "author": ("exercises", "For teachers: write and verify an exercise."),
+    "check": ("exercises", "Check answers and name their mistakes."),
+    "cost": ("lab", "Show what a model costs and what limits its speed."),
     "exercises": ("exercises", "List the exercises, with progress."),
-    "families": ("models", "How GPT-2, BERT, Llama and T5 differ."),
+    "families": ("models", "Compare the families: GPT-2, BERT, Llama, T5, ..."),
     "generate": ("models", "Continue a text with a language model."),
-    "heads": ("heads", "Say what each head does, against chance."),
-    "hint": ("exercises", "Reveal the next hint for an exercise."),
+    "heads": ("heads", "Show what each head does, compared with chance."),
+    "hint": ("exercises", "Show the next hint for an exercise."),
     "lab": ("lab", "Test claims about attention by experiment."),
     "look": ("look", "Show what attention looks at."),
-    "models": ("models", "List the models one can have, and get them."),
-    "prune": ("heads", "Remove heads, and draw what that costs."),
+    "models": ("models", "List trained models and download them."),
+    "prune": ("heads", "Remove heads and plot the effect on the loss."),
     "circuit": ("circuit", "Find the few heads that do a task, and score them."),
-    "why": ("heads", "Say what moved the next token, by switching it off."),
-    "quiz": ("exercises", "Written questions, checked or shown."),
-    "start": ("exercises", "Write the starter of an exercise."),
-    "train": ("train", "Train a model, and see it learn."),
+    "why": ("heads", "Explain a prediction by switching parts off."),
+    "quiz": ("exercises", "Answer written questions."),
+    "start": ("exercises", "Write the starter file of an exercise."),
+    "train": ("train", "Train a model and watch it learn."),
 }
 
 
 class CleanError(click.ClickException):
-    """One line for the person at the terminal, in place of a traceback."""
+    """Print one line for the person at the terminal instead of a traceback."""
 
     exit_code = 2
 
@@ -65,9 +65,9 @@ class LazyGroup(Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         prepare_streams()
-        if os.path.expanduser("~") == "~":  # a user whom the machine does not know: nothing is kept
+        if os.path.expanduser("~") == "~":  # an unknown user without a home folder: nothing is kept
             os.environ["HOME"] = os.path.join(os.devnull, "home")
-        # That a home cannot be written to is no news to who uses us.
+        # Suppress matplotlib's warning about a home folder that cannot be written to.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
         try:
             return super().main(*args, **options)

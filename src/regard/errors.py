@@ -2,11 +2,11 @@
 
     RegardError
     ├── ShapeError        (also a ValueError)  tensors do not fit together
-    ├── ArgumentError     (also a ValueError)  a value outside what it may be
+    ├── ArgumentError     (also a ValueError)  a value that is not allowed
     ├── UnsupportedError  (also a ValueError)  asked for something that cannot be done, with the reason
     ├── LoadError         (also a ValueError)  a file of weights, a tokenizer or a model that cannot be read
     ├── TraceError        (also a ValueError)  a trace that cannot be taken, or its file not read
-    └── TrainError                             training that cannot go on; what was saved is named
+    └── TrainError                             training that cannot continue; the message says what was saved
 
 Each message says what is wrong, then the rule, then what was given.
 """
@@ -24,7 +24,7 @@ class ShapeError(RegardError, ValueError):
 
 
 class ArgumentError(RegardError, ValueError):
-    """A value outside what it may be."""
+    """A value that is not allowed."""
 
 
 class UnsupportedError(RegardError, ValueError):
@@ -40,7 +40,7 @@ class TraceError(RegardError, ValueError):
 
 
 class TrainError(RegardError):
-    """Training that cannot go on; the message says what is saved, and how to continue."""
+    """Training that cannot continue; the message says what is saved and how to resume."""
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> str:

@@ -291,6 +291,7 @@ def test_files_of_all_kinds_give_one_result_each(checker, tmp_path):
         "nearest",
         "conventions",
         "checks",
+        "seed",
     }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.checking.child.messages import Seen, ShapeNote
+from regard.checking.child.messages import SeenShapes, ShapeNote
 from regard.checking.child.watcher import watched
 from regard.checking.comments import dims, disagreements, shape_notes
 
@@ -72,11 +72,11 @@ def test_a_comment_that_fits_one_of_several_tensors_binds_no_other():
     )
     later = ShapeNote("", 2, 2, "t", "y", [], before=None, after=["input", "hidden"])
     records = [
-        Seen(0, 1, before={"W": [5, 7], "h": [3, 7], "x": [3, 5]}, after=[3, 7]),
-        Seen(1, 1, before={}, after=[5, 7]),
+        SeenShapes(0, 1, before={"W": [5, 7], "h": [3, 7], "x": [3, 5]}, after=[3, 7]),
+        SeenShapes(1, 1, before={}, after=[5, 7]),
     ]
     assert disagreements([note, later], records) == {}
-    wrong = Seen(1, 1, before={}, after=[2, 7])
+    wrong = SeenShapes(1, 1, before={}, after=[2, 7])
     assert list(disagreements([note, later], [records[0], wrong])) == [1]
 
 

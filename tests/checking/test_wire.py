@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from regard.checking.child.messages import CLASSES, Failure, Outcome, Seen
+from regard.checking.child.messages import CLASSES, Failure, Outcome, SeenShapes
 from regard.checking.child.wire import DTYPES, Reader, WireError, encode
 
 
@@ -61,8 +61,8 @@ def test_messages_are_cut_wherever_the_stream_is():
         b'{"$tensor": ["no such dtype", [1], "AAAAAA=="]}',
         b'{"$pickle": "x"}',
         b'{"a": 1, "b": 2}',
-        b'{"Seen": [0, 0, {"$dict": [["x", ["many"]]]}, null]}',
-        b'{"Seen": [0, 0]}',
+        b'{"SeenShapes": [0, 0, {"$dict": [["x", ["many"]]]}, null]}',
+        b'{"SeenShapes": [0, 0]}',
         b'{"Statement": ["", "0", ""]}',
         b'{"NotData": [{"$tuple": []}]}',
     ],
@@ -75,7 +75,7 @@ def test_bytes_that_are_no_message_are_refused(header):
 
 def test_a_message_arrives_with_its_fields():
     """Messages within messages too, and a tensor in the middle of them."""
-    seen = Seen(note=1, call=2, before={"x": [3, 5], "y": None}, after=[5])
+    seen = SeenShapes(note=1, call=2, before={"x": [3, 5], "y": None}, after=[5])
     sent = Outcome(2, value=(torch.arange(3.0), "text"), error=Failure("error", "ValueError"), seen=[seen])
     (got,) = Reader().feed(encode(sent))
     assert torch.equal(got.value[0], sent.value[0])

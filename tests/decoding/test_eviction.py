@@ -232,7 +232,7 @@ def test_bad_budgets_are_refused(arguments, message):
     ("family", "message"),
     [
         ("t5", "reads its prompt with the encoder"),
-        ("window", "a window of 5"),
+        ("window", "a window counts positions"),
         ("linear", "a sum of the past"),
     ],
 )

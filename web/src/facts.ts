@@ -15,6 +15,7 @@ export function showFacts(
   names: { rows: string[]; cols: string[] },
   valued: boolean,
   canValue: boolean,
+  complete: boolean, // whether all heads are measured
   on: { value: (valued: boolean) => void; pair: (pair: Pair) => void },
 ): void {
   const label = facts?.label ?? null;
@@ -46,7 +47,7 @@ export function showFacts(
       : h(
           "p",
           { class: "quiet" },
-          facts ? "No label: what this head does on this text does not stand out from chance." : "Measuring…",
+          facts && complete ? "No label: no rule names what this head does on this text." : "Measuring…",
         ),
     h(
       "p",

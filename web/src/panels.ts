@@ -14,7 +14,10 @@ export const NEEDS_MODEL =
 
 const LONG = 1024; // tokens: predictions of longer texts wait until they are asked for
 
-type Needs = Pick<PageContext, "state" | "theme" | "backend" | "change" | "failed" | "render" | "drawn">;
+type Needs = Pick<
+  PageContext,
+  "state" | "facts" | "theme" | "backend" | "change" | "failed" | "render" | "drawn"
+>;
 
 export class Panels {
   readonly why = h("div", { class: "inside" });
@@ -109,7 +112,8 @@ export class Panels {
 
   private drawFacts(source: TileSource): void {
     const { layer, head, valued } = this.page.state;
-    const wanted = JSON.stringify([source.meta.id, layer, head, valued]);
+    const complete = this.page.facts !== null; // a label is known with the facts of all heads
+    const wanted = JSON.stringify([source.meta.id, layer, head, valued, complete]);
     if (wanted === this.done.facts) return;
     this.done.facts = wanted;
     const names = {
@@ -121,7 +125,7 @@ export class Panels {
     let pairs: Pair[] | null = null;
     const draw = () => {
       if (wanted !== this.done.facts) return;
-      showFacts(this.about, one, pairs, names, valued, canValue, {
+      showFacts(this.about, one, pairs, names, valued, canValue, complete, {
         value: (on) => this.page.change({ valued: on }),
         pair: ({ query, key }) => this.page.change({ query, key }),
       });

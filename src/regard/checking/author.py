@@ -18,7 +18,7 @@ from regard.checking.spec import Exercise, Mistake
 
 
 @dataclass(frozen=True)
-class Line:
+class ProofLine:
     """One statement about an exercise, and whether it holds."""
 
     what: str
@@ -32,7 +32,7 @@ class Proof:
     """Everything that was tried on an exercise."""
 
     exercise: str
-    lines: tuple[Line, ...]
+    lines: tuple[ProofLine, ...]
 
     @property
     def holds(self) -> bool:
@@ -45,27 +45,27 @@ def prove(exercise: Exercise, runner: Runner, seed: int = 0) -> Proof:
     return Proof(exercise.id, tuple(_lines(exercise, runner, seed)))
 
 
-def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[Line]:
+def _lines(exercise: Exercise, runner: Runner, seed: int) -> Iterator[ProofLine]:
     plan = Plan(exercise, seed)
     yield _reference(plan)
     yield from _data(plan)
     n_right, n_mistake = len(exercise.right), len(exercise.mistakes)
     for what, count, fewest in (("right variants", n_right, 2), ("mistakes", n_mistake, 8)):
-        yield Line(f"there are {count} {what}", count >= fewest, f"at least {fewest} are needed")
+        yield ProofLine(f"there are {count} {what}", count >= fewest, f"at least {fewest} are needed")
     files = {path.stem for path in (exercise.folder / "right").glob("*.py")}
     unnamed = ", ".join(sorted(files - set(exercise.variants)))
-    yield Line("exercise.toml names every file of right/", not unnamed, f"it does not name {unnamed}")
+    yield ProofLine("exercise.toml names every file of right/", not unnamed, f"it does not name {unnamed}")
     for name, source in zip(exercise.variants.values(), exercise.right, strict=True):
         others = (Plan(exercise, seed, offer=offer) for offer in exercise.offers[1:])
         failed = _failures(plan, runner, source)
         if failed and any(not _failures(other, runner, source) for other in others):
             failed = ""
-        yield Line(f"the right variant {name!r} passes", not failed, failed)
-    yield Line("the starter fails", bool(_failures(plan, runner, exercise.starter)))
+        yield ProofLine(f"the right variant {name!r} passes", not failed, failed)
+    yield ProofLine("the starter fails", bool(_failures(plan, runner, exercise.starter)))
     yield from _mistakes(plan)
 
 
-def _mistakes(plan: Plan) -> Iterator[Line]:
+def _mistakes(plan: Plan) -> Iterator[ProofLine]:
     """Each mistake is seen by some call and named by its numbers; checks that are to fail are there.
 
     Of mistakes that are shared, those that this exercise cannot show are left out of account.
@@ -79,7 +79,7 @@ def _mistakes(plan: Plan) -> Iterator[Line]:
             missing = ", ".join(sorted(set(mistake.fails) - checks))
             if not missing or mistake.name in ours:
                 what = f"the checks that the mistake {mistake.name!r} fails are there"
-                yield Line(what, not missing, f"there is no {missing}", "named, by pattern")
+                yield ProofLine(what, not missing, f"there is no {missing}", "named, by pattern")
             continue
         outcomes = outcomes_of(space, mistake)
         choices, verdict = best_verdict(plan, outcomes)
@@ -90,7 +90,7 @@ def _mistakes(plan: Plan) -> Iterator[Line]:
             for run in space.runs
         )
         if shown or mistake.name in ours:
-            yield Line(f"the mistake {mistake.name!r} is caught", shown, "no call shows it", "caught")
+            yield ProofLine(f"the mistake {mistake.name!r} is caught", shown, "no call shows it", "caught")
         if not shown:
             continue
         known = diagnosis(space, outcomes, choices, verdict).named
@@ -98,7 +98,7 @@ def _mistakes(plan: Plan) -> Iterator[Line]:
         twin = mistake.name not in ours and any(named.certain and not named.where for named in known)
         detail = f"named {', '.join(names)!r}" if names else "no name"
         holds = names == [mistake.name] or twin
-        yield Line(f"the mistake {mistake.name!r} is named", holds, detail, "named, by value")
+        yield ProofLine(f"the mistake {mistake.name!r} is named", holds, detail, "named, by value")
 
 
 def outcomes_of(space: Space, *mistakes: Mistake) -> dict[int, Outcome]:
@@ -131,7 +131,7 @@ def _failed(checks: Iterable[Check]) -> str:
     return "; ".join(f"{check.name}: {check.message}" for check in checks if not check.passed)
 
 
-def _reference(plan: Plan) -> Line:
+def _reference(plan: Plan) -> ProofLine:
     """The reference, judged as if it were an answer: by probes, and by its own values."""
     outcomes = dict(plan.expected(plan.choices()[0]))
     for run in plan.runs:
@@ -143,10 +143,10 @@ def _reference(plan: Plan) -> Line:
     chance = {run.item.name for run in plan.runs if run.case.train and run.kind == "probe"}
     checks = judged(plan, outcomes, plan.choices()[0]).checks
     failed = _failed(check for check in checks if check.name not in chance)
-    return Line("the reference passes its own checks", not failed, failed)
+    return ProofLine("the reference passes its own checks", not failed, failed)
 
 
-def _data(plan: Plan) -> Iterator[Line]:
+def _data(plan: Plan) -> Iterator[ProofLine]:
     """Inputs that make every softmax one-hot, or every output alike, would hide mistakes."""
     expected = plan.expected(plan.choices()[0])
     for run in plan.runs:
@@ -160,5 +160,5 @@ def _data(plan: Plan) -> Iterator[Line]:
         saturated = float(((flat.abs() - 1).abs() < 1e-4).double().mean()) > 0.5
         if constant or saturated:
             what = "the same everywhere" if constant else "saturated: most results are 1 or -1"
-            yield Line(f"the data of {run.item.name!r} is varied", False, f"it is {what}")
-    yield Line("no data is constant or saturated", True)
+            yield ProofLine(f"the data of {run.item.name!r} is varied", False, f"it is {what}")
+    yield ProofLine("no data is constant or saturated", True)

@@ -9,7 +9,7 @@ import re
 import tokenize
 from contextlib import suppress
 
-from regard.checking.child.messages import Seen, ShapeNote
+from regard.checking.child.messages import SeenShapes, ShapeNote
 from regard.checking.expressions import evaluated, parse
 from regard.checking.syntax import parsed
 from regard.errors import ArgumentError
@@ -66,11 +66,11 @@ def shape_notes(source: str, label: str) -> list[ShapeNote]:
     return notes
 
 
-def disagreements(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]:
+def disagreements(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int, str]:
     """A sentence on each comment that the shapes contradict; a symbol keeps its size within one call.
 
     >>> note = ShapeNote("", 3, 3, "[b, s]", "x", [], before=None, after=["b", "s"])
-    >>> disagreements([note], [Seen(note=0, call=1, before={}, after=[2, 3, 5])])
+    >>> disagreements([note], [SeenShapes(note=0, call=1, before={}, after=[2, 3, 5])])
     {0: 'line 3 says [b, s], and the shape is [2, 3, 5].'}
     """
     wrong = _contradicted(notes, records)
@@ -84,7 +84,7 @@ def disagreements(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]
     return wrong
 
 
-def _contradicted(notes: list[ShapeNote], records: list[Seen]) -> dict[int, str]:
+def _contradicted(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int, str]:
     """Say of each comment, in order, whether it contradicts the shapes and the comments before it."""
     sentences: dict[int, str] = {}
     sizes: dict[int, list[Sizes]] = {}  # by call: every way to read the comments so far

@@ -120,7 +120,7 @@ def grade(
 
 
 def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) -> list[Grade]:
-    """The class's grades, with a bar that shows how far it is."""
+    """Return the class's grades, with a bar that shows how far it is."""
     from rich.console import Console
     from rich.progress import track
 
@@ -137,7 +137,7 @@ def _graded(loaded: Assignment, runner: Runner, submissions: Path, out: Path) ->
 
 
 def _time(metadata: Path | None) -> datetime | None:
-    """When Gradescope says that it was handed in."""
+    """Return when Gradescope says that it was handed in."""
     if metadata is None:
         return None
     try:
@@ -167,7 +167,7 @@ def report(
 
 
 def _print(title: str, grades: Sequence[Grade], as_json: bool) -> None:
-    """The class on the terminal: its mean, and the mistakes that most made."""
+    """Print the class: its mean, and the most frequent mistakes."""
     from regard.checking.reports import marks
 
     if as_json:

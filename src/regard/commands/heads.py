@@ -40,20 +40,19 @@ def heads(
     *,
     model: ModelOption = ModelOption("minilm"),
     texts: Texts,
-    against: Annotated[Literal["random"] | None, "Beside the same shape with random weights."],
-    sort: Annotated[str, SORTING, "What the table is sorted by."] = "layer",
-    top: Annotated[int, click.IntRange(0), "Rows printed; 0: all."] = 24,
+    against: Annotated[Literal["random"] | None, "Compare with the same shape with random weights."],
+    sort: Annotated[str, SORTING, "Column to sort the table by."] = "layer",
+    top: Annotated[int, click.IntRange(0), "Number of rows to print; 0: all."] = 24,
     out: Picture,
-    csv: Annotated[NewFile | None, "Write all heads there; - prints them, and nothing else."],
-    state: Annotated[NewFile | None, "Keep what is done in this file, and go on from it."],
+    csv: Annotated[NewFile | None, "Write all heads as CSV; - prints them and nothing else."],
+    state: Annotated[NewFile | None, "Save progress in this file, and resume from it."],
 ) -> AsJson:
-    """Say what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
+    """Show what each head does on TEXT, or on every line of a file, and draw layers x heads by label.
 
-    A label needs a score that reaches its threshold and stands out: from a head that looks at every key
-    alike, from the same weights with the keys permuted, and from all heads of the same architecture with
-    random weights. A model with random weights gets no label but "like random". Without TEXT a few built-in
-    texts are read. TEXT may name a .trace file, of any model, which is measured as it is, without the last
-    comparison.
+    A head gets a label if its score reaches the threshold and stands out: from uniform attention, from the
+    same weights with the keys permuted, and from all heads of the same architecture with random weights. A
+    model with random weights gets no label but "like random". Without TEXT a few built-in texts are read.
+    TEXT may name a .trace file of any model, which is measured as it is, without the last comparison.
     """
     piped = csv == Path("-")
     if piped and json_asked():
@@ -63,7 +62,7 @@ def heads(
 
     if text is not None and text.endswith(".trace") and Path(text).is_file():
         if texts or against or state or model.random:
-            raise ArgumentError("a trace is whole: it goes without --texts, --against, --state and --random.")
+            raise ArgumentError("TEXT is a trace: leave out --texts, --against, --state and --random.")
         from regard.tracing.traces import Trace
 
         saved = Trace.load(text)
@@ -120,7 +119,7 @@ def _draw_labels(surveys: dict[str, Survey], out: Path) -> bool:
 
 
 def _print_heads(rows: list[dict[str, Any]], sort: str, top: int, n_text: int) -> None:
-    """The table of heads, with as many measures as the terminal has room for."""
+    """Print the table of heads, with as many measures as fit the terminal."""
     from regard.layers.layer_id import LayerId, layer_labels
 
     layers = list(dict.fromkeys(row["layer"] for row in rows))  # in their order, whatever the rows' is
@@ -157,15 +156,15 @@ def prune(
     *,
     model: ModelOption = ModelOption("smollm2"),
     texts: Texts,
-    shares: Annotated[str, "Shares of heads to remove."] = "0,0.1,0.2,0.3,0.4,0.5",
+    shares: Annotated[str, "Fractions of heads to remove."] = "0,0.1,0.2,0.3,0.4,0.5",
     out: Picture,
     save: Annotated[Folder | None, "Write a pruned model into this folder, for --model."],
-    remove: Annotated[float, click.FloatRange(0, 1), "The share of heads that the saved model lacks."] = 0.1,
+    remove: Annotated[float, click.FloatRange(0, 1), "Fraction of heads removed from the saved model."] = 0.1,
 ) -> AsJson:
-    """Remove more and more heads, those that matter least first, and draw what that does to the loss.
+    """Remove more and more heads, the least important first, and plot the loss.
 
-    Importance is the gradient's (Michel et al. 2019), from half of the texts; the loss is that of
-    the other half. Beside it stand a random order and the most important first.
+    Importance is estimated from gradients (Michel et al. 2019) on half of the texts; the loss is measured
+    on the other half. A random order and the most important first are shown for comparison.
     """
     lines = texts or list(TEXTS)
     if len(lines) < 2:
@@ -214,7 +213,7 @@ def why(
     model: ModelOption = ModelOption("smollm2"),
     target: Annotated[str | None, "The token to explain, as text; the likeliest if not given."],
     against: Annotated[str | None, "Another token: then the difference of their scores is explained."],
-    top: Annotated[int, click.IntRange(1, 100), "Of each kind."] = 5,
+    top: Annotated[int, click.IntRange(1, 100), "How many to show of each kind."] = 5,
     pairs: Annotated[bool, "Switch the strongest heads off in pairs, too."] = False,
     budget: Annotated[float, click.FloatRange(1), "Seconds for each kind; beyond, a part is run."] = 120.0,
     out: Picture,

@@ -59,6 +59,7 @@ def cost(
     from regard.costs import cost as cost_of
     from regard.costs import leading, roofline, what_if
     from regard.costs.count import Counted
+    from regard.drawing.figures import save_figure
     from regard.files.loading import checked_device
 
     if isinstance(subject, Counted) and (fused or formulas):
@@ -90,7 +91,7 @@ def cost(
     if out is not None:
         drawn = [costs[phase] for phase in reversed(PHASES) if phase in costs and phase != "train"]
         title = f"{model}: batch {batch}, context {context}, {dtype}, {threads}"
-        roofline.roofline_figure(drawn, machine, title=title).savefig(out, format="png")
+        save_figure(roofline.roofline_figure(drawn, machine, title=title), out)
     first, short = next(iter(phases.values())), roofline.short_number
     size = f"{short(first['parameters'])} parameters, {short(first['weight_bytes'], 'B')}"
     click.echo(f"{model}: {size}; batch {batch}, context {context}")
@@ -159,7 +160,7 @@ def _subject(model: str, revision: str | None, yes: bool) -> TransformerConfig |
 
 
 def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
-    """What a step costs in all, and each operation of it."""
+    """Return what a step costs in all, and each operation of it."""
     from regard.costs.roofline import placed
 
     rows = [
@@ -182,7 +183,7 @@ def _figures(whole: Cost, machine: Machine) -> dict[str, Any]:
 
 
 def _shown(key: str, value: Any) -> str:
-    """A number of a cost, in a unit in which it is short; words as they are."""
+    """Return a number of a cost, in a unit in which it is short; words as they are."""
     from regard.costs.roofline import short_number
 
     if isinstance(value, str):

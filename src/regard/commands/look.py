@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 SUGGEST = ["tired", "wide"]  # the word of the sentence that decides what "it" is (Levesque et al. 2012)
 SENTENCE = "The animal didn't cross the street because it was too tired"
+LISTENS = "whisper-tiny"  # what hears a sound where no model is named
+CLIP = Path(__file__).parents[1] / "files" / "pocket" / "speech.wav"  # made with espeak-ng
 NEEDS_NOTHING = "pocket-gpt"  # what is shown where nothing can be downloaded: it is shipped
-FILES = (".trace", ".txt", ".md")  # endings by which TEXT is known to be a file's name
+FILES = (".trace", ".txt", ".md", ".wav", ".WAV")  # endings by which TEXT is known to be a file's name
 MOST_PRINTED = 1024  # rows and columns that --json prints, and whose heads are measured before they are shown
 
 
 def _head_pair(value: str) -> tuple[int, int]:
-    """Layer and head from words such as 3.7."""
+    """Return layer and head from words such as 3.7."""
     layer, _, head = value.partition(".")
     if not (layer.isdecimal() and head.isdecimal()):
         raise ArgumentError(f"--against is LAYER.HEAD, as in 3.7. Got {value!r}.")
@@ -42,7 +44,7 @@ def _head_pair(value: str) -> tuple[int, int]:
 
 
 def _layers(value: str) -> list[int]:
-    """Layers from words such as 0,2-4."""
+    """Return layers from words such as 0,2-4."""
     numbers: set[int] = set()
     try:
         for part in value.split(","):
@@ -74,7 +76,7 @@ class LookOptions:
     head: Annotated[Number, "Which head to show first."]
     view: Annotated[
         Literal["map", "lines", "text", "heads"] | None,
-        "Which view to show first, or to draw: a head as map (the usual), lines or text, or all heads.",
+        "Which view to show first or to draw: one head as a map (default), lines or text, or all heads.",
     ]
     query: Annotated[Number, "The token whose row is shown, counted from 0."]
     against: Annotated[HeadPair | None, "Show the difference from another head."]
@@ -84,19 +86,21 @@ class LookOptions:
         Literal["linear", "sqrt", "log"] | None,
         "How colours of a drawn map follow the weights. Default: linear.",
     ]
-    save: Annotated[NewFile | None, "Write the page as one file, and end."]
-    png: Annotated[NewFile | None, "Write a PNG of the view, and end."]
-    svg: Annotated[NewFile | None, "Write an SVG of the view, and end."]
-    pdf: Annotated[NewFile | None, "Write a PDF of the view, and end."]
+    save: Annotated[NewFile | None, "Write the page as one file, and exit."]
+    png: Annotated[NewFile | None, "Write a picture of the view as PNG, and exit."]
+    svg: Annotated[NewFile | None, "Write an SVG of the view, and exit."]
+    pdf: Annotated[NewFile | None, "Write a PDF of the view, and exit."]
     layers: Annotated[
         list[int] | None, click.STRING, _layers, "Layers of the saved page, such as 0,2-4. All by default."
     ]
-    force: Annotated[bool, "Save a page above 200 MB too."]
-    port: Annotated[int | None, click.IntRange(0, 65535), "Of the local server; another where it is taken."]
-    no_browser: Annotated[bool, "Print the link and open nothing."]
-    terminal: Annotated[bool, "Draw one head on the terminal, and end."]
-    out: Annotated[NewFile | None, "Where a picture goes when nobody can look; the page goes beside it."]
-    csv: Annotated[NewFile | None, "Write the head's weights as CSV, a line a query, and end."]
+    force: Annotated[bool, "Save the page even if it is larger than 200 MB."]
+    port: Annotated[
+        int | None, click.IntRange(0, 65535), "Port of the local server; another one if it is taken."
+    ]
+    no_browser: Annotated[bool, "Print the link instead of opening a browser."]
+    terminal: Annotated[bool, "Draw one head in the terminal, and exit."]
+    out: Annotated[NewFile | None, "Without a terminal: write the picture there, and the page beside it."]
+    csv: Annotated[NewFile | None, "Write the head's weights as CSV, one line per query, and exit."]
 
 
 @command
@@ -105,31 +109,42 @@ def look(
     *,
     model: ModelOption = ModelOption("minilm"),
     file: Annotated[TextIO | None, click.File(encoding="utf-8"), "Read TEXT from a file; -: standard input."],
-    target: Annotated[str | None, "What an encoder-decoder answers; without it the model writes the answer."],
+    target: Annotated[str | None, "The answer of an encoder-decoder; by default the model writes it."],
     asked: LookOptions,
 ) -> AsJson:
-    """Open the page of what attention looks at in TEXT, or in the .trace, .txt or .md file that it names.
+    """Open the page of what attention looks at in TEXT, or in the .trace, .txt, .md or .wav file it names.
 
-    The page is served on this machine alone, until Ctrl-C. Where nobody is there to look (no terminal) and no
-    --port is named, one head is drawn as text, and --out names the files to write.
+    A .wav file of speech is heard by whisper-tiny, or another Whisper: the map shows when in the sound each
+    written word looks, in the head that follows the sound best.
+
+    The page is served on this machine only, until Ctrl-C. Without a terminal and without --port, one head is
+    drawn as text, and --out names the files to write.
     """
     if asked.layers and not asked.save:
         raise ArgumentError("--layers chooses what --save writes: give both.")
+    if model.name == LISTENS and text == SENTENCE and file is None:
+        text = str(CLIP)
     path = Path(text)
     is_file = file is None and path.suffix in FILES and len(text) <= 250
     is_file = is_file and (path.is_file() or not any(map(str.isspace, text)))
     saved = is_file and path.suffix == ".trace"
+    is_sound = is_file and path.suffix.lower() == ".wav"
     if file is not None:
         text = file.read()
-    elif is_file and not saved:
+    elif is_file and not saved and not is_sound:
         text = file_text(path)
     if not text.strip():
         raise ArgumentError("TEXT has no words: give at least one, as in: regard look 'the cat sat'.")
     as_json = json_asked()
-    session, document = _opened(text, target) if saved else _taken(text, model, target)
+    if is_sound:
+        session, document, best = _heard(path, model, target)
+    else:
+        session, document = _opened(text, target) if saved else _taken(text, model, target)
     long = document.trace.layers[0].n_query > MOST_PRINTED  # measuring it takes longer than anybody waits
     scenes = [] if long else document.facts()["scenes"]
     layer, head = (scenes[0]["state"][name] for name in ("layer", "head")) if scenes else (0, 0)
+    if is_sound:
+        layer, head = best
     if asked.layer is not None or asked.head is not None:
         layer, head = asked.layer or 0, asked.head or 0
     for choice in filter(None, [(layer, head), asked.against]):
@@ -154,7 +169,7 @@ def look(
         if asked.port is not None or (sys.stdout.isatty() and not os.environ.get("CI")):
             _serve(session, view, asked.port, asked.no_browser)
             return None
-        asked = replace(asked, terminal=True)
+        asked = replace(asked, terminal=not is_sound)  # a sound has more positions than a line has places
         if asked.out is not None:
             asked = replace(asked, png=asked.out.with_suffix(".png"), save=asked.out.with_suffix(".html"))
         else:
@@ -180,7 +195,7 @@ def look(
 
 
 def _opened(path: str, target: str | None) -> tuple[Session, Document]:
-    """A trace from its file, which needs no model."""
+    """Open a trace from its file, which needs no model."""
     from regard.tracing.traces import Trace
     from regard.view.document import documents_of
     from regard.view.session import Session
@@ -191,8 +206,38 @@ def _opened(path: str, target: str | None) -> tuple[Session, Document]:
     return session, session.add(replace(document, model_key=f"file {Path(path).name}"))
 
 
+def _heard(path: Path, model: ModelOption, target: str | None) -> tuple[Session, Document, tuple[int, int]]:
+    """Trace a sound; print what is heard, and when, by the head that follows it best."""
+    chosen = model if model_was_named() else replace(model, name=LISTENS)
+    loaded = chosen.load()
+    from regard.heads.alignment import aligned_heads, monotonic_path
+    from regard.tracing.sounds import takes_sound
+    from regard.tracing.take import trace
+    from regard.view.document import documents_of
+    from regard.view.session import Session
+
+    if not takes_sound(getattr(loaded.model, "inner", loaded.model)):
+        raise ArgumentError(f"{chosen.name} does not listen: a .wav file needs a Whisper, such as {LISTENS}.")
+    heard = trace(loaded, path, target=target)
+    assert heard.timeline is not None
+    tokens, n_sound = heard.tokens[0], heard.timeline.n_sound
+    first = next(at for at, token in enumerate(tokens) if not token.startswith("<|"))
+    best = aligned_heads(heard, first_query=first - 1, n_key=n_sound)[0]
+    if best.score > best.chance:
+        number = f"{best.score:.2f}, {best.chance:.2f} by chance"
+        click.echo(f"Layer {best.layer}, head {best.head} follows the sound best (mean weight {number}):")
+        weights = heard.weights(best.layer, best.head).float()[first - 1 :, :n_sound]
+        times = monotonic_path(weights)[: len(tokens) - first] * heard.timeline.seconds
+        words = zip(times.tolist(), tokens[first:], strict=True)
+        click.echo(" | ".join(f"{time:.2f} {word.strip()}" for time, word in words))
+    else:
+        click.echo("No head follows the sound better than chance.")
+    document, session = documents_of(heard)[0], Session(default="")
+    return session, session.add(replace(document, model_key=f"sound {path.name}")), (best.layer, best.head)
+
+
 def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, Document]:
-    """The trace of a text; where the model cannot be had, that of another one, which says so."""
+    """Trace a text; if the model is not available, use another one and say so."""
     from rich import progress as bars
     from rich.console import Console
 
@@ -211,7 +256,7 @@ def _taken(text: str, model: ModelOption, target: str | None) -> tuple[Session, 
         if model.random or model_was_named():
             raise
         reason, key = str(error).partition("\n")[0], NEEDS_NOTHING
-        notice = f"{model.name} cannot be had here ({reason}). Shown is {key}, which comes with Regard."
+        notice = f"{model.name} is not available here ({reason}). Showing {key}, which comes with Regard."
         click.echo(notice, err=True)
     session = Session(models, key, text)
     columns = ("reading, layer", bars.MofNCompleteColumn(), bars.BarColumn(), bars.TimeElapsedColumn())
@@ -261,13 +306,14 @@ def _written(
                 cols=asked.cols,
                 scale=scale,
             )
-            save_figure(figure, path, kind)
+            if save_figure(figure, path, kind):
+                click.echo("The picture's font lacks some characters: they are drawn as boxes.", err=True)
             done.append(("picture", path))
     return done
 
 
 def _draw(document: Document, layer: int, head: int) -> None:
-    """One head on the terminal: as many tokens as fit."""
+    """Draw one head on the terminal: as many tokens as fit."""
     from rich.console import Console
 
     from regard.view.picture import LABEL_WIDTH, printable, terminal_heat_map

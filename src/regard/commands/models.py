@@ -32,10 +32,10 @@ def families() -> AsJson:
 
 
 def _in_words(field: dict[str, str]) -> dict[str, str]:
-    """A family's answers to the questions that tell Transformers apart, then its other fields."""
+    """Return what tells a family apart from the others, in words, then its other fields."""
     take = field.pop
     sees = {"decoder": "what came before", "encoder": "every token", "encoder-decoder": "all; answer: before"}
-    says = {"language": "the next token", "masked": "hidden tokens", "none": "nothing"}
+    says = {"language": "the next token", "masked": "masked tokens", "none": "nothing"}
     positions = {
         "learned": f"learned, for {take('n_position')}",
         "rotary": f"rotary, base {take('rotary_base')}",
@@ -46,7 +46,7 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
     layers = [n_layer for n_layer in (take("n_encoder_layer"), take("n_decoder_layer")) if n_layer != "0"]
     shown = {
         "a token sees": sees[take("stacks")],
-        "learns to say": says[take("lm_head")],
+        "predicts": says[take("lm_head")],
         "positions": positions[take("positions")],
         "scores": {"1/sqrt(qk_dim)": "q·k / sqrt(d)", "1": "q·k"}[take("scale")],
         "heads": f"{take('n_head')}, of keys {take('key/value heads').partition(' ')[0]}",
@@ -65,7 +65,7 @@ def _in_words(field: dict[str, str]) -> dict[str, str]:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def models(ctx: click.Context, as_json: bool) -> None:
-    """List the trained models a fresh machine can have, and get them."""
+    """List the trained models that have a name, and download them."""
     if ctx.invoked_subcommand is not None:
         return
     from regard.files import hub
@@ -81,7 +81,9 @@ def models(ctx: click.Context, as_json: bool) -> None:
         print_json(rows)
         return
     print_table(("name", "what", "MB", "licence", "here"), cells)
-    click.echo("Folders with config.json and model.safetensors, and GGUF files of these families, load too.")
+    click.echo(
+        "--model also takes names of the Hugging Face Hub (gpt2, Qwen/Qwen3-0.6B), folders and GGUF files."
+    )
 
 
 @models.add
@@ -97,16 +99,16 @@ def generate(
     text: Text,
     *,
     model: ModelOption = ModelOption("smollm2"),
-    max_new: Annotated[int, click.IntRange(1), "Tokens at the most."] = 100,
-    temperature: Annotated[float, "0: the likeliest token."] = 0.0,
-    top_k: Annotated[int | None, "Choose among the k likeliest tokens."],
-    top_p: Annotated[float | None, "Choose among the likeliest that together reach p."],
-    repetition_penalty: Annotated[float, "Above 1: repeat less."] = 1.0,
-    beams: Annotated[int, click.IntRange(1), "Beam search."] = 1,
-    chat: Annotated[bool, "TEXT is a question to an instructed model."],
-    sample_seed: Annotated[int | None, "Makes sampling repeat itself."],
+    max_new: Annotated[int, click.IntRange(1), "Maximum number of new tokens."] = 100,
+    temperature: Annotated[float, "Sampling temperature; 0 takes the likeliest token."] = 0.0,
+    top_k: Annotated[int | None, "Sample among the k likeliest tokens."],
+    top_p: Annotated[float | None, "Sample among the likeliest tokens that together reach probability p."],
+    repetition_penalty: Annotated[float, "Above 1: repeat tokens less."] = 1.0,
+    beams: Annotated[int, click.IntRange(1), "Number of beams of beam search."] = 1,
+    chat: Annotated[bool, "Put TEXT in the chat format of an instruction-tuned model."],
+    sample_seed: Annotated[int | None, "Seed that makes sampling reproducible."],
 ) -> AsJson:
-    """Continue TEXT, token by token as they come, with the speed at the end."""
+    """Continue TEXT, printing tokens as they come and the speed at the end."""
     from regard.decoding import loop
 
     choice = asdict(loop.Choice(temperature, top_k, top_p, repetition_penalty))  # checked before loading

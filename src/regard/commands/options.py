@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def command(function: Callable[..., object]) -> click.Command:
-    """The command that a function is; a parameter that is a dataclass stands for an option of each field."""
+    """Turn a function into a command; a parameter that is a dataclass becomes an option for each field."""
     params: list[click.Parameter] = []
     bundles: dict[str, type[Any]] = {}
     signature = inspect.signature(function, eval_str=True)
@@ -63,7 +63,7 @@ def command(function: Callable[..., object]) -> click.Command:
 
 
 def click_parameter(name: str, hint: Any, default: Any, *, is_option: bool = True) -> click.Parameter:
-    """The option or argument that an annotation describes; a `bool` is a flag."""
+    """Return the option or argument that an annotation describes; a `bool` is a flag."""
     kind, required, about = hint, default is None, list[Any]()
     while get_origin(kind) in (Annotated, Union, UnionType):
         if get_origin(kind) is Annotated:
@@ -98,16 +98,16 @@ def _made_by(make: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def print_json(value: object) -> None:
-    """Print plain data, dataclasses and paths as JSON, in which what is no number is null."""
+    """Print plain data, dataclasses and paths as JSON; NaN and infinity become null."""
     text = json.dumps(value, default=lambda item: str(item) if isinstance(item, Path) else asdict(item))
     click.echo(json.dumps(json.loads(text, parse_constant=lambda name: None)))
 
 
 class Group(click.Group):
-    """A group of commands that says which one may have been meant."""
+    """A group of commands that suggests the nearest one for an unknown name."""
 
     def add(self, function: Callable[..., object]) -> click.Command:
-        """The command that a function is, as one of this group; `author_new` is called `new` in `author`."""
+        """Add a function as a command of this group; `author_new` is called `new` in `author`."""
         made = command(function)
         self.add_command(made, function.__name__.removeprefix(f"{self.name}_"))
         return made
@@ -121,14 +121,14 @@ class Group(click.Group):
 
 
 def _in_a_folder(path: Path) -> Path:
-    """A file to write: that its folder is there is seen to before any work is done."""
+    """Return a path to write to, after checking that its folder exists."""
     if not path.absolute().parent.is_dir():
         raise ArgumentError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}.")
     return path
 
 
 def file_text(path: Path) -> str:
-    """The text of a file that a person named."""
+    """Return the text of a file that a person named."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -144,7 +144,7 @@ def _some_words(text: str) -> str:
 def _lines(path: Path) -> list[str]:
     lines = [line.strip() for line in file_text(path).splitlines() if line.strip()]
     if not lines:
-        raise ArgumentError(f"{path} has no text: it needs one a line.")
+        raise ArgumentError(f"{path} has no text: it needs one per line.")
     return lines
 
 
@@ -156,10 +156,10 @@ NewFile = Annotated[
 ]
 Seed = Annotated[int, click.IntRange(0, 2**63 - 1)]
 Text = Annotated[str, _some_words]
-Texts = Annotated[list[str] | None, READABLE, _lines, "A text a line."]
+Texts = Annotated[list[str] | None, READABLE, _lines, "File with one text per line."]
 AsJson = object  # what a command returns that has --json
 JsonFlag = Annotated[bool, "--json", "Print the result as JSON."]  # of one that prints it by itself
-Picture = Annotated[NewFile | None, "Write the picture there, as PNG."]
+Picture = Annotated[NewFile | None, "Write the picture there: .png, .svg or .pdf."]
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,14 @@ class ModelOption:
     name: Annotated[
         str, "--model", "A name that `regard models` lists or the Hugging Face Hub has, a folder or a file."
     ]
-    random: Annotated[bool, "The model's shape with random weights: no download."] = False
-    seed: Annotated[Seed, "Of the random weights."] = 0
-    device: Annotated[str, "Where to compute: cpu, cuda, cuda:1, mps."] = "cpu"
+    random: Annotated[bool, "Use the model's shape with random weights; nothing is downloaded."] = False
+    seed: Annotated[Seed, "Seed of the random weights."] = 0
+    device: Annotated[str, "Device: cpu, cuda, cuda:1, mps."] = "cpu"
     revision: Annotated[str | None, "Branch, tag or commit of a model of the Hugging Face Hub."] = None
     yes: Annotated[bool, "--yes", "Download without asking."] = False
 
     def load(self) -> Loaded:
-        """The model itself; before a first download a person is asked."""
+        """Load the model; ask before a first download."""
         from regard.files.loading import checked_device, load
 
         device = checked_device(self.device)
@@ -187,12 +187,12 @@ class ModelOption:
 
 
 def json_asked() -> bool:
-    """Whether the result will be printed as JSON, and nothing else."""
+    """Return whether the result will be printed as JSON, and nothing else."""
     return bool(click.get_current_context().params["as_json"])
 
 
 def model_was_named() -> bool:
-    """Whether --model was given, not left at its default."""
+    """Return whether --model was given, not left at its default."""
     source = click.get_current_context().get_parameter_source("name")
     return source is not None and source.name != "DEFAULT"
 

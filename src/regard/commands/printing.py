@@ -74,7 +74,7 @@ def prepare_streams() -> None:
 
 
 def _ascii_locale() -> bool:
-    """Whether the locale is C, by the variables that decide it; Python itself writes UTF-8 there."""
+    """Return whether the locale is C, by the variables that decide it; Python itself writes UTF-8 there."""
     said = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
     return next((value for value in said if value), "") in ("C", "POSIX")
 
@@ -82,7 +82,7 @@ def _ascii_locale() -> bool:
 def print_table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], *, title: str = "", total: bool = False
 ) -> None:
-    """These rows below the columns' names, numbers to the right; a `total` is the last of them.
+    """Print rows below the columns' names, numbers to the right; with `total`, the last row is set off.
 
     Sentences wrap in their column. Where there is no room for that, a row is lines of `column: value`.
     """
@@ -120,6 +120,6 @@ def print_table(
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that a text takes: two of a wide character, none of a style."""
+    """Return the columns of a terminal that a text takes: two of a wide character, none of a style."""
     plain = click.unstyle(text)
     return len(plain) + sum(unicodedata.east_asian_width(character) in "WF" for character in plain)

@@ -19,11 +19,12 @@ __all__ = [
     "heat_maps",
     "lines",
     "shaded_text",
+    "timeline_map",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """PEP 562: a figure's function when it is first asked for."""
+    """Import the function of a figure when it is first used (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module 'regard.drawing' has no attribute {name!r}")
     return getattr(import_module("regard.drawing.figures"), name)

@@ -1,5 +1,6 @@
 """Figures of attention, drawn with matplotlib and without touching the reader's pyplot state."""
 
+import bisect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, ShapeError
 from regard.registry import DIFFERENCE_COLORS, LABEL_COLORS, WEIGHT_COLORS
 
 PALETTE = LinearSegmentedColormap.from_list("weights", WEIGHT_COLORS)  # as the page has them
@@ -28,6 +29,8 @@ Scale = Literal["linear", "sqrt", "log"]
 _FLOOR = 1e-4  # what the log scale begins with: as the page has it
 HIDDEN = "#e4e4e8"
 CELL = 0.42  # inches
+FORMATS = ("png", "svg", "pdf")  # that pictures are written in
+PICTURES = ("jpg", "jpeg", "gif", "webp", "eps", "ps", "tif", "tiff", "bmp")  # endings of other formats
 LARGEST_SIDE = 12.0  # inches
 QUERY, KEY = "query (looks)", "key (is looked at)"
 MOST_LABELS = 64  # beyond this the words would overlap, so positions are numbered instead
@@ -48,11 +51,23 @@ def heat_map(
     diverging: bool = False,
     scale: Scale = "linear",
 ) -> Figure:
-    """A figure of one head's weights: each row a query, each column a key it looks at.
+    """Draw one head's weights as a heat map: each row a query, each column a key it looks at.
 
-    Cells that `visible` hides are grey, so that "may not look" and "looks with weight 0" differ.
-    The colours run from 0 to `largest`, or to the largest weight: give it to compare figures. `diverging`
-    is for a difference of two heads: 0 has the colour in the middle.
+    Args:
+        weights: ``(query, key)``.
+        rows: Names of the queries.
+        cols: Names of the keys.
+        visible: ``(query, key)``, False where a key is masked. Masked cells are grey, so that "may not look"
+            and "looks with weight 0" differ.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+        largest: The weight of the last colour; by default the largest one. Give it to compare figures.
+        diverging: For a difference of two heads: 0 has the colour in the middle.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = heat_map(torch.eye(2), ["a", "b"], ["a", "b"])
@@ -76,10 +91,20 @@ def heat_maps(
     visible: Bool[Tensor, "*#panel query key"] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of several heads, each with its title and colour bar.
+    """Draw several heads as heat maps, each with its title and colour bar.
 
-    (head, query, key) fills a square of panels; (batch, head, query, key) has a row for each sequence and a
-    column for each head. Labels are positions unless given.
+    Args:
+        weights: ``(head, query, key)`` fills a square of panels; ``(batch, head, query, key)`` has a row for
+            each sequence and a column for each head.
+        rows: Names of the queries; by default positions.
+        cols: Names of the keys; by default positions.
+        visible: False where a key is masked, broadcast over the panels.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = heat_maps(torch.rand(2, 3, 4, 4))
@@ -113,13 +138,95 @@ def heat_maps(
     return figure
 
 
+def timeline_map(
+    weights: Float[Tensor, "query key"],
+    rows: Sequence[str],
+    seconds: float,
+    *,
+    spectrogram: Float[Tensor, "mel frame"] | None = None,
+    path: Int[Tensor, "query"] | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw what each written token looks at in a sound: time along one axis, tokens along the other.
+
+    Args:
+        weights: ``(query, key)``: a row for each token, a column for each position in time.
+        rows: The tokens.
+        seconds: How long all columns last.
+        spectrogram: ``(mel, frame)`` of the same time, drawn above, low tones at the bottom.
+        path: ``(query,)``: a key for each row, drawn as dots.
+        title: Stands above the figure.
+
+    Returns:
+        A figure. The colours run from 0 to the largest weight.
+
+    Example:
+        >>> figure = timeline_map(torch.eye(3), ["a", "b", "c"], 1.5)
+        >>> figure.axes[0].get_xlabel()
+        'seconds (is looked at)'
+    """
+    n_query, n_key = weights.shape
+    if len(rows) != n_query or not weights.numel() or seconds <= 0:
+        raise ShapeError(
+            f"a timeline needs a name for each row, and time. Got weights {tuple(weights.shape)}, "
+            f"{len(rows)} rows, {seconds} seconds."
+        )
+    high = min(LARGEST_SIDE, 0.22 * n_query + 1.2)
+    above = [1.0] if spectrogram is not None else []
+    figure = new_figure(10.0, high + sum(above) + 0.3)
+    axes = figure.subplots(1 + len(above), 1, sharex=True, height_ratios=[*above, high], squeeze=False)[:, 0]
+    ax = axes[-1]
+    ends = (0.0, seconds)
+    if spectrogram is not None:
+        sound = spectrogram.float().cpu().numpy()
+        axes[0].imshow(sound, "magma", aspect="auto", origin="lower", extent=(*ends, 0, len(sound)))
+        axes[0].set_yticks([])
+        axes[0].set_ylabel("sound", fontsize=9)
+        axes[0].tick_params(length=0)
+        axes[0].spines[:].set_visible(False)
+    table, place = weights.float().cpu().numpy(), (*ends, n_query - 0.5, -0.5)
+    image = ax.imshow(table, PALETTE, vmin=0, aspect="auto", extent=place, interpolation="nearest")
+    ax.set_xlabel("seconds (is looked at)", fontsize=9)
+    ax.set_ylabel("token (looks)", fontsize=9)
+    ax.set_yticks(range(n_query), [_visible_word(word) for word in rows], parse_math=False, fontsize=8)
+    ax.tick_params(length=2)
+    ax.spines[:].set_visible(False)
+    if path is not None:
+        middle = (path.cpu().numpy() + 0.5) * seconds / n_key
+        ax.plot(middle, range(n_query), "o", markersize=3.5, markerfacecolor="none", color="#ff7f0e")
+    bar = figure.colorbar(image, ax=list(axes), fraction=0.03, aspect=32, pad=0.01)
+    bar.set_label("weight", fontsize=9)
+    bar.outline.set_visible(False)
+    if title is not None:
+        axes[0].set_title(title, fontsize=10, loc="left", parse_math=False)
+    return figure
+
+
+def _visible_word(word: str) -> str:
+    return word.strip() or "␣"
+
+
 def head_grid(
     labels: Sequence[Sequence[str]], kinds: Sequence[str], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """A figure of layers x heads, each cell coloured by its label; the last of `kinds` is left pale.
+    """Draw a grid of layers x heads, each cell coloured by its label.
 
-    A row is a layer, the first at the top. Cells carry a short form of their label, so that colour alone
-    says nothing. Layers may have different numbers of heads.
+    A row is a layer, the first at the top. Cells carry a short form of their label, so that the figure can be
+    read without its colours.
+
+    Args:
+        labels: A row of labels for each layer; layers may have different numbers of heads.
+        kinds: All labels there are; the last one is left pale.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no label, or one that is not of `kinds`.
+
+    Example:
 
     >>> figure = head_grid([["sink", "none"], ["none"]], ["sink", "none"])
     >>> figure.axes[0].get_ylabel()
@@ -160,7 +267,21 @@ def curves(
     y_label: str,
     title: str | None = None,
 ) -> Figure:
-    """A figure of several lines, name -> (x, y), each named at its right end.
+    """Draw several lines, each named in the legend.
+
+    Args:
+        lines: The points of each line by its name, as (x, y).
+        x_label: Name of the horizontal axis.
+        y_label: Name of the vertical axis.
+        title: Stands above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no line, or one without as many x as y.
+
+    Example:
 
     >>> figure = curves({"a": ([0.0, 1.0], [2.0, 3.0])}, x_label="x", y_label="y")
     >>> figure.axes[0].get_xlabel()
@@ -179,7 +300,7 @@ def curves(
 
 
 def style_axes(ax: Axes, title: str | None) -> None:
-    """Axes for lines and bars: a title, a pale grid behind them and no frame."""
+    """Style axes for lines and bars: a title, a pale grid behind them and no frame."""
     ax.set_title(title or "", fontsize=10, loc="left", pad=8, parse_math=False)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=HIDDEN, linewidth=0.8)
@@ -188,7 +309,7 @@ def style_axes(ax: Axes, title: str | None) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """How the line of that number is drawn: its colour, and its points."""
+    """Return how the line of that number is drawn: its colour and its markers."""
     colour, marker = CHART_COLOURS[index % len(CHART_COLOURS)], "os^Dvx"[index % 6]
     return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.5}
 
@@ -199,9 +320,23 @@ def effect_maps(
     rows: Sequence[str],
     title: str | None = None,
 ) -> Figure:
-    """A figure of tables side by side, layers down: name -> (effects, names of its columns).
+    """Draw tables of effects side by side, layers down.
 
-    One scale for all, symmetric about 0: orange raises, blue lowers. What was not measured stays grey.
+    All tables share one scale, symmetric about 0: orange raises, blue lowers. NaN, which was not
+    measured, is grey.
+
+    Args:
+        tables: By name, the effects ``(layer, column)`` and the names of the columns; None: heads, numbered.
+        rows: Names of the layers.
+        title: Stands above the figure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If a table does not have a row for each layer.
+
+    Example:
 
     >>> import torch
     >>> figure = effect_maps({"heads": (torch.tensor([[1.0, -2.0]]), None)}, rows=["0"])
@@ -237,10 +372,24 @@ def effect_maps(
 def head_pictures(
     pictures: Sequence[Sequence[np.ndarray]], *, title: str | None = None, ax: Axes | None = None
 ) -> Figure:
-    """A figure of layers x heads as small pictures, a layer in each row; NaN is drawn as hidden.
+    """Draw layers x heads as small pictures, a layer in each row.
 
     Each picture has its own scale, by the square root of the weights: it says where a head looks, not
-    how much more than another. Layers may have different numbers of heads, and pictures different sizes.
+    how much more than another.
+
+    Args:
+        pictures: A row of pictures ``(query, key)`` for each layer; NaN is masked. Layers may have different
+            numbers of heads, and pictures different sizes.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ShapeError: If there is no picture.
+
+    Example:
 
     >>> figure = head_pictures([[np.eye(3), np.ones((3, 3))], [np.eye(2)]])
     >>> figure.axes[0].get_xlabel()
@@ -280,10 +429,22 @@ def lines(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A figure of two columns of tokens and a link for each weight, a colour for each head.
+    """Draw two columns of tokens and a line for each weight, a colour for each head.
 
-    Width and strength of a link are its weight over the largest one; below 2 % of that it is left out.
-    `chosen` draws the links of these queries alone.
+    Width and strength of a line are its weight over the largest one; below 2 % of that it is left out.
+
+    Args:
+        weights: ``(head, query, key)``.
+        rows: Names of the queries.
+        cols: Names of the keys.
+        chosen: Draw the lines of these queries alone.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = lines(torch.eye(2)[None], ["a", "b"], ["a", "b"])
@@ -331,9 +492,23 @@ def shaded_text(
     ax: Axes | None = None,
     width: int = 72,
 ) -> Figure:
-    """A figure of the text itself, each token shaded by its weight; `chosen` is framed, hidden ones are grey.
+    """Draw the text itself, each token shaded by its weight.
 
-    A line has `width` characters. Tokens are written as they are, with a space before those that have none.
+    Tokens are written as they are, with a space before those that have none.
+
+    Args:
+        weights: ``(token,)``.
+        tokens: The text, token by token.
+        visible: ``(token,)``, False where a token is masked; masked ones are grey.
+        chosen: The index of a token that is framed.
+        title: Stands above the figure.
+        ax: Axes to draw into; by default a new figure is made.
+        width: Characters in a line.
+
+    Returns:
+        The figure.
+
+    Example:
 
     >>> import torch
     >>> figure = shaded_text(torch.tensor([0.1, 0.9]), ["to", "be"])
@@ -362,7 +537,7 @@ def shaded_text(
 
 
 def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]]:
-    """Line, first character and word of each token; pieces of a word (##s) stand together."""
+    """Return line, first character and word of each token; pieces of a word (##s) stand together."""
     spaced = any(token.startswith((" ", "▁")) for token in tokens)
     line = column = 0
     for token in tokens:
@@ -377,14 +552,34 @@ def _wrapped(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int, str]
 
 
 def new_figure(wide: float, high: float) -> Figure:
-    """An empty figure of this size in inches."""
+    """Return an empty figure of this size in inches."""
     figure = Figure(figsize=(wide, high), layout="constrained", dpi=120)
     FigureCanvasAgg(figure)
     return figure
 
 
-def save_figure(figure: Figure, path: Path, kind: str = "png") -> bool:
-    """Write a picture; True where its font lacked a character, which is drawn as a box."""
+def save_figure(figure: Figure, path: Path, kind: str | None = None) -> bool:
+    """Write a picture as PNG, SVG or PDF.
+
+    Args:
+        figure: What is written.
+        path: The file. Its ending says the format; a file without a known one is a PNG.
+        kind: The format that was asked for by name, png or svg: a file that ends otherwise is refused, but
+            for a PDF, which is written.
+
+    Returns:
+        Whether the font lacked a character, which is drawn as a box.
+
+    Raises:
+        ArgumentError: If the file's ending is that of another format.
+    """
+    ending = path.suffix.lower().removeprefix(".")
+    by_ending = ending if ending in FORMATS else None
+    if ending in PICTURES and by_ending is None:
+        raise ArgumentError(f"{path} cannot be written: a picture is {', '.join(FORMATS)}, not {ending}.")
+    if kind is not None and by_ending not in (None, kind, "pdf"):
+        raise ArgumentError(f"{path} cannot be written as {kind.upper()}: its ending says {ending.upper()}.")
+    kind = "pdf" if by_ending == "pdf" else kind or by_ending or "png"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(path, format=kind)
@@ -394,7 +589,7 @@ def save_figure(figure: Figure, path: Path, kind: str = "png") -> bool:
 def _framed(
     ax: Axes | None, wide: float, high: float, title: str | None = None, pad: int = 8
 ) -> tuple[Figure, Axes]:
-    """The axes given and their figure, or new ones of this size in inches, with a title."""
+    """Return the given axes and their figure, or new ones of this size in inches, with a title."""
     if ax is None:
         ax = new_figure(wide, high).add_subplot()
     figure = ax.get_figure(root=True)
@@ -424,7 +619,7 @@ def softmaxed_twice(weights: Float[Tensor, "query key"]) -> bool:
 def _checked(
     weights: Tensor, rows: Sequence[str], cols: Sequence[str], visible: Tensor | None = None
 ) -> np.ma.MaskedArray[Any, Any]:
-    """Weights as an array that masks what is hidden."""
+    """Return weights as an array that masks what is hidden."""
     if tuple(weights.shape) != (len(rows), len(cols)) or not weights.numel():
         shape = f"{tuple(weights.shape)}, with {len(rows)} rows and {len(cols)} cols"
         raise ShapeError(f"weights is {shape}: it must be (query, key), with a label for each, one at least.")
@@ -442,7 +637,7 @@ def _checked(
 
 
 def _largest(table: np.ma.MaskedArray[Any, Any]) -> float:
-    """The largest number that is shown, which has the last colour."""
+    """Return the largest number that is shown, which has the last colour."""
     return float(np.abs(table.compressed()).max(initial=0.0)) or 1.0
 
 
@@ -458,7 +653,7 @@ def _draw_map(
     scale: Scale = "linear",
     bar: dict[str, Any],
 ) -> Colorbar:
-    """One head's weights as coloured cells, with words beside them and numbers in them while these fit.
+    """Draw one head's weights as coloured cells, with words beside them and numbers in them while these fit.
 
     `bar` says where the colour bar goes, which is given back.
     """
@@ -479,6 +674,9 @@ def _draw_map(
         ax.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
         ax.grid(which="minor", color="white", linewidth=1.0)
         ax.tick_params(which="minor", length=0)
+    else:
+        for names, set_ticks in ((cols, ax.set_xticks), (rows, ax.set_yticks)):
+            set_ticks(*_numbered(names))
     if max(table.shape) <= MOST_NUMBERS and not small:
         for row, col in np.argwhere(~np.ma.getmaskarray(table)):
             value = table[row, col]
@@ -489,6 +687,21 @@ def _draw_map(
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=6 if small else 8, length=2)
     return drawn
+
+
+def _numbered(names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return where an axis of many places has ticks, and their positions: what numbers say, or the place.
+
+    >>> _numbered([str(4 * place) for place in range(100)])  # a map of 400 positions, four to a place
+    ([0, 13, 25, 38, 50, 63, 75, 88], ['0', '50', '100', '150', '200', '250', '300', '350'])
+    """
+    positions = [int(name) for name in names] if all(name.isdigit() for name in names) else range(len(names))
+    last = positions[-1]
+    rough = max(1, last / 8)
+    size = 10 ** math.floor(math.log10(rough))
+    step = int(size * next(times for times in (1, 2, 5, 10) if times * size >= rough))
+    shown = list(range(0, last + 1, step))
+    return [bisect.bisect_left(positions, position) for position in shown], list(map(str, shown))
 
 
 def _norm(scale: Scale, low: float, top: float) -> Normalize:
@@ -512,13 +725,13 @@ def _norm(scale: Scale, low: float, top: float) -> Normalize:
 
 
 def _ink_on(colour: object) -> str:
-    """Black or white, whichever is read more easily upon a colour."""
+    """Return black or white, whichever is read more easily upon a colour."""
     red, green, blue = to_rgb(colour)  # type: ignore[arg-type]
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
 
 
 def _layers_and_heads(ax: Axes, cell: float, rows: range | np.ndarray, cols: range | np.ndarray) -> None:
-    """Axes whose rows are layers and whose columns are heads, numbered at these places."""
+    """Number the rows of axes as layers and the columns as heads."""
     ax.set_xticks(cols, [str(head) for head in range(len(cols))])
     ax.set_yticks(rows, [str(layer) for layer in range(len(rows))])
     ax.set_xlabel("head", fontsize=9)

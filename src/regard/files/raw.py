@@ -47,7 +47,7 @@ class RawModel:
 
 
 def read(path: str | Path) -> RawModel:
-    """The model at `path`: a folder, a .safetensors file beside its config.json, or a .gguf file."""
+    """Return the model at `path`: a folder, a .safetensors file beside its config.json, or a .gguf file."""
     path = Path(path)
     if not path.exists():
         raise LoadError(f"{path} does not exist.")
@@ -84,7 +84,7 @@ def refuse_pickle(path: Path) -> None:
 
 
 def read_folder(folder: Path, *, weights: Path | None = None) -> RawModel:
-    """The model in a Hugging Face-format folder: config.json, safetensors, tokenizer.json if there is one."""
+    """Return the model in a Hugging Face-format folder: config.json, safetensors, maybe tokenizer.json."""
     files, promised = _weight_files(folder) if weights is None else ([weights], set[str]())
     config = read_json(folder / "config.json")
     stored = [open_safetensors(file) for file in files]
@@ -103,7 +103,7 @@ def read_folder(folder: Path, *, weights: Path | None = None) -> RawModel:
 
 
 def read_gguf(path: Path) -> RawModel:
-    """The model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
+    """Return the model in a GGUF file: weights dequantised when read, names and layout as in Hugging Face."""
     metadata, stored = read_header(path)
     families = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
     architecture = str(metadata.get("general.architecture"))[:40]
@@ -128,7 +128,7 @@ def read_gguf(path: Path) -> RawModel:
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
-    """The files with a folder's weights, and the tensors that an index says are in them."""
+    """Return the files with a folder's weights, and the tensors that an index says are in them."""
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"], set()
     if not (folder / INDEX).exists():
@@ -156,7 +156,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], set[str]]:
 
 
 def _card_licence(folder: Path) -> str | None:
-    """The licence that the front matter of a folder's README.md states."""
+    """Return the licence that the front matter of a folder's README.md states."""
     try:
         text = read_text(folder / "README.md")
     except LoadError:
@@ -174,7 +174,7 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: Family) -> HFConfig:
-    """What a config.json would say."""
+    """Return what a config.json would say."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise LoadError("there is no token_embd.weight of two dimensions: every model needs one.")
@@ -192,7 +192,7 @@ def _gguf_config(metadata: Metadata, tensors: Mapping[str, LazyTensor], family: 
 
 
 def _translated(stored: Mapping[str, LazyTensor], family: Family, config: Published) -> dict[str, LazyTensor]:
-    """The file's tensors under Hugging Face's names, in Hugging Face's layout."""
+    """Return the file's tensors under Hugging Face's names, in Hugging Face's layout."""
     ours = {name: family.from_gguf_name(name) for name in stored}
     if strange := [name for name, parameter in ours.items() if parameter is None]:
         hint = " Scaled rotary frequencies are not supported." if "rope_freqs.weight" in strange else ""
@@ -213,7 +213,7 @@ def _as_published(stored: LazyTensor, family: Family, parameter: str, config: Pu
 
 
 def _quantisation(tensors: Mapping[str, LazyTensor]) -> str | None:
-    """The way most weights are stored, with its bits; None for plain floats."""
+    """Return the way most weights are stored, with its bits; None for plain floats."""
     counts: Counter[str] = Counter()
     for tensor in tensors.values():
         counts[tensor.stored_as] += tensor.n_element

@@ -37,7 +37,7 @@ class LazyTensor:
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of one safetensors file."""
+    """Return the tensors of one safetensors file."""
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # no mapping
         return {
@@ -47,7 +47,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write a file that may be read by whom the user's other files may: `save_file` lets its owner alone."""
+    """Write a file with the user's default permissions, where `save_file` allows its owner alone."""
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     save_file(dict(tensors), path, metadata)

@@ -41,7 +41,7 @@ class SpecialIds:
     unk: int | None = None
 
     def all(self) -> frozenset[int]:
-        """The ids that are set."""
+        """Return the ids that are set."""
         return frozenset(astuple(self)) - {None}
 
 
@@ -63,7 +63,7 @@ class TextTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextTokenizer:
-        """The tokenizer of a model folder: tokenizer.json, special tokens named by the files beside it.
+        """Return the tokenizer of a model folder: tokenizer.json, and special tokens of the files beside it.
 
         Truncation and padding stored in it are cleared: they are settings of whoever saved the file.
         """
@@ -92,7 +92,7 @@ class TextTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTokenizer:
-        """Ours, one of the `tokenizers` library, or a fast one of transformers', as ours."""
+        """Convert a tokenizer of the `tokenizers` library, or a fast one of transformers', to ours."""
         if isinstance(tokenizer, cls):
             return tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
@@ -110,22 +110,22 @@ class TextTokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`, with the tokens the model expects around it unless `add_special` is False."""
+        """Return the ids of `text`, with special tokens around it unless `add_special` is False."""
         return list(self._encode(text, add_special).ids)
 
     def offsets(self, text: str, *, add_special: bool = True) -> list[tuple[int, int]]:
-        """For each id of `encode(text)`, where it came from: `text[start:end]`; (0, 0) for an added token."""
+        """Return where each id of `encode(text)` came from: `text[start:end]`; (0, 0) for an added token."""
         return [(int(start), int(end)) for start, end in self._encode(text, add_special).offsets]
 
     def decode(self, ids: Sequence[int] | Int[Tensor, "position"], *, skip_special: bool = True) -> str:
-        """The text of `ids`; special tokens are left out unless `skip_special` is False."""
+        """Return the text of `ids`; special tokens are left out unless `skip_special` is False."""
         hidden = self.special.all() if skip_special else ()
         wanted = [int(index) for index in ids if int(index) not in hidden]
         with library_errors("the tokenizer cannot write these ids"):
             return str(self.backend.decode(wanted, skip_special_tokens=skip_special))
 
     def tokens(self, ids: Sequence[int] | Int[Tensor, "position"]) -> list[str]:
-        """One readable string per id, for labels: spaces kept, line ends and stray bytes spelled out."""
+        """Return one readable string per id: spaces kept, line ends and stray bytes spelled out."""
         byte_level = "ByteLevel" in repr(self.backend.decoder)
         known = [self.backend.id_to_token(int(index)) if 0 <= index < 1 << 32 else None for index in ids]
         return [
@@ -134,7 +134,7 @@ class TextTokenizer:
         ]
 
     def chat(self, prompt: str, *, system: str | None = None) -> str:
-        """`prompt` as the user's turn of a conversation whose next words are the model's (ChatML)."""
+        """Return `prompt` as the user's turn of a conversation whose next words are the model's (ChatML)."""
         if self.backend.token_to_id("<|im_start|>") is None or self.backend.token_to_id("<|im_end|>") is None:
             raise UnsupportedError(
                 "This tokenizer has no <|im_start|> and <|im_end|>: its model does not know the format. "
@@ -165,7 +165,7 @@ class TextTokenizer:
 
 
 def readable(token: str, byte_level: bool) -> str:
-    """A token of a vocabulary as a label: spaces kept, line ends and stray bytes spelled out.
+    """Return a token of a vocabulary as a label: spaces kept, line ends and stray bytes spelled out.
 
     >>> readable("ĠcafÃ©", byte_level=True)
     ' café'
@@ -181,7 +181,7 @@ def readable(token: str, byte_level: bool) -> str:
 
 
 def usual_special_ids(backend: Tokenizer) -> SpecialIds:
-    """The special ids a vocabulary has under their usual names."""
+    """Return the special ids a vocabulary has under their usual names."""
     ids: dict[str, int | None] = {}
     for role in ROLES:
         names = (f"<{role}>", f"[{role.upper()}]", *_USUAL_NAMES.get(role, ()))
@@ -190,7 +190,7 @@ def usual_special_ids(backend: Tokenizer) -> SpecialIds:
 
 
 def byte_tokenizer(vocab_size: int = 263, first: str | None = None, last: str | None = None) -> TextTokenizer:
-    """A tokenizer with one token per byte, for untrained models: any text goes in and comes back.
+    """Return a tokenizer with one token per byte, for untrained models: any text goes in and comes back.
 
     Ids 0 to 255 are the bytes; then, as far as `vocab_size` allows, pad, bos, eos, cls, sep, mask, unk; the
     rest are fillers that no text gives, so that whatever a random model says can be shown. `first` and `last`
@@ -229,6 +229,11 @@ _PRINTABLE, _SPARE = pre_tokenizers.ByteLevel.alphabet(), map(chr, range(256, 51
 _BYTE_OF = {chr(byte) if chr(byte) in _PRINTABLE else next(_SPARE): byte for byte in range(256)}
 
 
+def byte_characters() -> dict[int, str]:
+    """Return the character that stands for each byte in byte-level BPE."""
+    return {byte: character for character, byte in _BYTE_OF.items()}
+
+
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
     """Turn whatever the tokenizers library raises into a `LoadError`; a Rust panic is a BaseException."""
@@ -241,7 +246,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file beside a model; `LoadError` if it is missing, huge or not UTF-8."""
+    """Return the text of a small file beside a model; `LoadError` if it is missing, huge or not UTF-8."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise LoadError(f"{path} has {path.stat().st_size} bytes; it may have {MAX_JSON_BYTES}.")
@@ -255,7 +260,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`; `LoadError` if it is anything else."""
+    """Return the JSON object in the file at `path`; `LoadError` if it is anything else."""
     text = read_text(path)
     try:
         value = json.loads(text)

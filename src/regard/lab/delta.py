@@ -46,7 +46,7 @@ def _recalled(lab: Lab, kind: str, n_key: int, n_time: int) -> Measurement:
     return lab.share_right(what, near, last.argmax(-1))
 
 
-class Reader(nn.Module):
+class DeltaReader(nn.Module):
     """Reads pairs of name and value and then a name; says its value."""
 
     def __init__(self, kind: str) -> None:
@@ -101,7 +101,7 @@ def run(lab: Lab) -> None:
     lab.draw.chance(0.5, "which of two is a guess")
     trained = {}
     for kind in KINDS:
-        model = Reader(kind)
+        model = DeltaReader(kind)
         teach(model, _examples, 250 if lab.quick else 1500)
         trained[kind] = answered(lab, f"answered after training, {kind}", model, _examples(1000))
     lab.draw.bars("Trained, every name twice", trained, "share answered")

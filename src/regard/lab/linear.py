@@ -28,7 +28,7 @@ CAUSAL = ScoreRule(visible=Visibility(causal=True))
 UNITS = {"operations": "operations", "largest tensor": "bytes", "time": "seconds"}
 
 
-class Largest(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):
     """Notes the bytes of the largest tensor that any operation makes."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ def _counted(phi: Any, n: int) -> tuple[int, int, float]:
 
     with FlopCounterMode(display=False) as counter:
         call()
-    with Largest() as largest:
+    with LargestTensor() as largest:
         call()
     return counter.get_total_flops(), largest.n_byte, min(timeit.repeat(call, number=1, repeat=3))
 

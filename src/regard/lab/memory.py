@@ -36,7 +36,7 @@ GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
 KINDS = ("RNN", "LSTM", "GRU", "LSTM, gate open", "GRU, gate open", "attention")
 
 
-class Reader(nn.Module):
+class MemoryReader(nn.Module):
     """Reads a sequence and gives one vector at its end: a recurrence, or one attention over all of it."""
 
     def __init__(self, name: str) -> None:
@@ -73,7 +73,7 @@ class Reader(nn.Module):
         return scores
 
 
-def _reach(model: Reader, distances: Sequence[int]) -> list[float]:
+def _reach(model: MemoryReader, distances: Sequence[int]) -> list[float]:
     """log10 of the gradient norm that reaches the first input, by distance."""
     direction, reach = torch.randn(HIDDEN), []
     for distance in distances:
@@ -95,7 +95,7 @@ def _examples(distance: int, n: int = 32) -> tuple[Tensor, Tensor]:
 
 def _recall(lab: Lab, name: str, distance: int, n_step: int) -> Measurement:
     """The share of first tokens recalled, after training on this distance alone."""
-    model = Reader(name)
+    model = MemoryReader(name)
     teach(model, lambda: _examples(distance), n_step)
     return answered(lab, f"recall, {name}, distance {distance}", model, _examples(distance, 500))
 
@@ -109,7 +109,7 @@ def run(lab: Lab) -> None:
     for name in KINDS:
         reach = []
         for _ in range(n_model):
-            model = Reader(name)
+            model = MemoryReader(name)
             reach.append(_reach(model, distances))
             if name == "RNN":
                 radius.append(float(torch.linalg.eigvals(model.weights[1].detach()).abs().max().log10()))

@@ -222,7 +222,7 @@ def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> 
         if missing:
             reasons.append(f"{name}: the files lack {len(missing)} weights, such as {missing[0]}")
             continue
-        return Foreign(model.eval(), _image_processor(folder))
+        return Foreign(model.eval(), _processor(folder))
     listed = "\n    ".join(dict.fromkeys(reasons)) or "it knows no class for it"
     raise LoadError(
         f"{folder}: model_type {config.get('model_type')!r} is none of ours, and transformers cannot open it."
@@ -230,15 +230,17 @@ def open_folder(folder: Path, config: Mapping[str, Any], dtype: torch.dtype) -> 
     )
 
 
-def _image_processor(folder: Path) -> Any:
-    """What makes an image into what the model takes, as the folder describes it; None: it does not."""
+def _processor(folder: Path) -> Any:
+    """Return what makes an image or a sound into what the model takes; None where the folder has none."""
     if not (folder / "preprocessor_config.json").is_file():
         return None
     import transformers
 
-    reader: Any = transformers.AutoImageProcessor
-    try:
-        with _quiet():
-            return reader.from_pretrained(folder, local_files_only=True)
-    except Exception:  # one for sounds, or damaged: pixels can be given still
-        return None
+    readers: tuple[Any, ...] = (transformers.AutoImageProcessor, transformers.AutoFeatureExtractor)
+    for reader in readers:
+        try:
+            with _quiet():
+                return reader.from_pretrained(folder, local_files_only=True)
+        except Exception:  # of the other kind, or damaged: tensors can be given still
+            continue
+    return None

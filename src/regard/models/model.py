@@ -21,7 +21,15 @@ from regard.layers.attention import Record
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a forward pass returns; a part is None where the model has none or it was not asked for."""
+    """What a forward pass returns; a part is None where the model has none or it was not asked for.
+
+    Attributes:
+        hidden: ``(batch, position, model_dim)``, after the last norm.
+        logits: ``(batch, position, vocab)``.
+        pooled: ``(batch, model_dim)``, the vector of the whole text (BERT).
+        memory: ``(batch, memory_position, model_dim)``, the encoder's output, of an encoder-decoder.
+        layers: ``(batch, position, model_dim)`` each: the embeddings, then the output of each block.
+    """
 
     hidden: Float[Tensor, "batch position model_dim"]  # after the last norm
     logits: Float[Tensor, "batch _position vocab"] | None = None

@@ -44,7 +44,26 @@ _STEPS: dict[str, Any] = {"GRU": torch.gru_cell, "LSTM": torch.lstm_cell, "RNN_T
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqConfig:
-    """What an encoder and a decoder are made of."""
+    """What a recurrent encoder and decoder are made of.
+
+    Attributes:
+        source_vocab: How many tokens the encoder knows.
+        target_vocab: How many the decoder knows.
+        embed_dim: Size of a token's vector.
+        hidden_dim: Of each direction of the encoder, and of the decoder.
+        n_layer: Of the encoder, and of the decoder.
+        cell: "gru", "lstm" or "rnn".
+        bidirectional: Whether the encoder also reads from the end.
+        score: How attention compares; "none": the encoder's last state is the context of every step.
+        attention_dim: Width of additive scores; None: hidden_dim.
+        dropout: Probability, of attention weights and between recurrent layers.
+        bos: The token that decoding starts with; None: it must be given.
+        eos: The token that ends a sequence; None: there is none.
+        pad: The token that stands after the end; None: there is none.
+
+    Raises:
+        ArgumentError: If a number is out of range.
+    """
 
     source_vocab: int
     target_vocab: int
@@ -74,7 +93,7 @@ class Seq2SeqConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Seq2SeqConfig:
-        """The config whose `dataclasses.asdict` this is.
+        """Return the config whose `dataclasses.asdict` this is.
 
         >>> sizes = {"source_vocab": 11, "target_vocab": 13, "embed_dim": 4, "hidden_dim": 8}
         >>> Seq2SeqConfig.from_dict(sizes).cell
@@ -254,14 +273,16 @@ class Decoder(nn.Module):
 class Seq2Seq(Model):
     """An encoder and a decoder over tokens: `model(source, target)` gives the logits of each next word.
 
-    `key_mask` says which source tokens are real (True) and which padding; padding changes nothing. A word of
-    the target sees only those before it, and padding stands after it: `target_key_mask` changes nothing.
     `record` gets the alignment of each step as a layer with one head, "decoder.cross".
 
-    >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
-    >>> output = Seq2Seq(config)(torch.tensor([[5, 7, 2]]), torch.tensor([[1, 3]]))
-    >>> output.logits.shape
-    torch.Size([1, 2, 13])
+    Args:
+        config: What it is made of.
+
+    Example:
+        >>> config = Seq2SeqConfig(source_vocab=11, target_vocab=13, embed_dim=4, hidden_dim=8)
+        >>> output = Seq2Seq(config)(torch.tensor([[5, 7, 2]]), torch.tensor([[1, 3]]))
+        >>> output.logits.shape
+        torch.Size([1, 2, 13])
     """
 
     def __init__(self, config: Seq2SeqConfig) -> None:
@@ -292,7 +313,23 @@ class Seq2Seq(Model):
         logits: Literal["all", "none"] = "all",
         record: Record | None = None,
     ) -> Output:
-        """Logits after each target token, the true ones before it given (teacher forcing)."""
+        """Compute logits after each target token, the true ones before it given (teacher forcing).
+
+        Args:
+            source: ``(batch, position)``, what the encoder reads.
+            target: ``(batch, target_position)``, what the decoder reads.
+            key_mask: ``(batch, position)``, False where a source token is padding, which changes nothing.
+            target_key_mask: Changes nothing: a word of the target sees only those before it.
+            logits: Of all positions, or of none.
+            record: Called with what attention used and gave at every step.
+
+        Returns:
+            Hidden states and logits.
+
+        Raises:
+            ArgumentError: If tokens are outside of the vocabulary.
+            ShapeError: If shapes do not fit together.
+        """
         seen, state = self.encode(source, key_mask)
         check_tokens("target", target, self.config.target_vocab)
         if target.shape[0] != source.shape[0]:
@@ -309,7 +346,7 @@ class Seq2Seq(Model):
         source: Int[Tensor, "batch position"],
         key_mask: Bool[Tensor, "batch position"] | None = None,
     ) -> tuple[Source, State]:
-        """What the decoder looks at, and the state it starts from."""
+        """Encode the source: return what the decoder looks at, and its first state."""
         check_tokens("source", source, self.config.source_vocab)
         if key_mask is not None:
             _check_key_mask(key_mask, source)

@@ -38,7 +38,39 @@ from regard.models.pruned import check_kept_heads, fit_pruned
 
 @dataclass(frozen=True, slots=True)
 class TransformerConfig:
-    """Everything in which the families differ."""
+    """What a Transformer is made of; the families differ in these fields.
+
+    Attributes:
+        vocab: How many tokens there are.
+        block: What each block is made of.
+        n_encoder_layer: 0 for a decoder alone, as GPT-2 and Llama.
+        n_decoder_layer: 0 for an encoder alone, as BERT; both, as T5.
+        positions: How a model knows where tokens are.
+        n_position: The longest input; None: no limit.
+        rotary_base: Of rotary positions.
+        rotary_scaling: How these are stretched for longer texts. None: not at all.
+        rotary_dim: How many dimensions of a head are rotated; None: all.
+        local: Which of the decoder's layers have `block.window`; None: all.
+        local_rotary_base: Of those layers, unscaled; None: as the others.
+        full_positions: False: layers that see everything have no positions.
+        n_bucket: Of relative positions: how many distances are told apart.
+        max_distance: Of relative positions: beyond it all distances are one.
+        n_token_type: How many kinds of tokens BERT tells apart, as the sentence they are in; 0: none.
+        embed_norm: A norm right after the embeddings (BERT).
+        final_norm: A norm after the last block; not where norms come after (BERT).
+        lm_head: What the model predicts: the next token ("language"), masked tokens ("masked"), or nothing.
+        tied: The matrix of the logits is the embeddings'.
+        lm_head_scale: Factor of the last hidden state (T5, tied: model_dim^-1/2).
+        lm_head_softcap: Logits become cap * tanh(logit / cap) (Gemma 2); None: as they are.
+        embed_scale: Factor of the token vectors (Gemma: model_dim^1/2).
+        pooler: BERT's tanh of a projection of the first token.
+        family: Whose published format the model has, or "custom".
+        kept_heads: Of a pruned model: the heads left, for each of `attention_names`; None: all.
+        initial: How weights are drawn before training, see `Transformer.reset_parameters`.
+
+    Raises:
+        ArgumentError: If a number is out of range, or fields exclude each other.
+    """
 
     vocab: int
     block: BlockConfig
@@ -99,7 +131,7 @@ class TransformerConfig:
             raise ArgumentError("rotary positions differ by layer where `local` says which layers differ.")
 
     def decoder_block(self, layer: int) -> BlockConfig:
-        """The block of one of the decoder's layers: without the window where it is not local."""
+        """Return the block of one of the decoder's layers: without the window where it is not local."""
         local = self.local is None or self.local[layer]
         return self.block if local else replace(self.block, window=None)
 
@@ -176,10 +208,19 @@ class MaskedHead(nn.Module):
 class Transformer(Model):
     """An encoder, a decoder or both, over tokens.
 
-    `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. `key_mask` says which
-    tokens are real (True) and which padding; a real token's position is the number of real tokens before it,
-    so padding on either side changes nothing. With a `cache`, `tokens` are the new ones, `key_mask` covers
-    the cached ones too.
+    `model(tokens)` for an encoder or a decoder; `model(source, target)` for both. A real token's position is
+    the number of real tokens before it, so padding on either side changes nothing. The first weights are
+    those its family publishes.
+
+    Args:
+        config: What it is made of.
+
+    Example:
+        >>> from regard import BlockConfig
+        >>> block = BlockConfig(model_dim=8, n_head=2, ff_dim=16)
+        >>> model = Transformer(TransformerConfig(vocab=11, block=block, n_decoder_layer=1))
+        >>> model(torch.tensor([[3, 5, 7]])).logits.shape
+        torch.Size([1, 3, 11])
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -299,7 +340,7 @@ class Transformer(Model):
         return list(map(str, read + written))
 
     def new_cache(self) -> KVCache:
-        """An empty cache for decoding."""
+        """Return an empty cache for decoding."""
         if self.decoder is None:
             raise UnsupportedError("an encoder sees its whole input at once: it has nothing to cache.")
         return KVCache(self.config.n_decoder_layer)
@@ -322,7 +363,29 @@ class Transformer(Model):
         record: Record | None = None,
         return_layers: bool = False,
     ) -> Output:
-        """Hidden states, logits of all positions, the last or none, and the pooled vector."""
+        """Compute hidden states and logits.
+
+        Args:
+            tokens: ``(batch, position)``, what an encoder or decoder reads; None where `memory` is given.
+            target: ``(batch, target_position)``, what the decoder of an encoder-decoder reads.
+            key_mask: ``(batch, key)``, False where a token is padding; cached tokens included.
+            target_key_mask: ``(batch, target_key)``, the same of the target.
+            positions: ``(batch or 1, position)``. Default: how many real tokens are before each.
+            token_types: ``(batch, position)``, of BERT. Default: 0.
+            memory: ``(batch, memory_position, model_dim)``, the encoder's output, if it was run before.
+            cache: Keys and values of earlier tokens; `tokens` are then the new ones, which are added to it.
+            logits: Of all positions, of the last, or of none.
+            record: Called with what every attention layer used and gave; may return another output.
+            return_layers: Whether the output of every block is returned.
+
+        Returns:
+            Hidden states, logits, and what else the model has.
+
+        Raises:
+            ArgumentError: If tokens are outside of the vocabulary, or an input is missing or one too many.
+            ShapeError: If shapes do not fit together.
+            UnsupportedError: If the model has no such input.
+        """
         run = partial(self._run, record=record)
         layers: list[Tensor] | None = [] if return_layers else None
         if self.decoder is None or self.encoder is None:  # one stack
@@ -359,7 +422,7 @@ class Transformer(Model):
     def logits(
         self, hidden: Float[Tensor, "batch position model_dim"]
     ) -> Float[Tensor, "batch position vocab"] | None:
-        """The head: a score for each word of the vocabulary; None for a model without one."""
+        """Compute a score for each word of the vocabulary; None for a model without a head."""
         if self.config.lm_head == "none":
             return None
         if self.masked_head is not None:
@@ -478,7 +541,7 @@ class Transformer(Model):
         positions: Int[Tensor, "_batch position"],
         token_types: Int[Tensor, "batch position"] | None = None,
     ) -> Float[Tensor, "batch position model_dim"]:
-        """Token, position and token-type vectors, added."""
+        """Add token, position and token-type vectors."""
         x: Tensor = self.token(tokens)
         if self.config.embed_scale != 1.0:
             x = x * self.config.embed_scale

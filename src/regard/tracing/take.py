@@ -34,7 +34,8 @@ from regard.tracing.calls import AttentionCall, dense_bytes
 from regard.tracing.images import grid_of, read_images, takes_images
 from regard.tracing.layers import DenseLayerTrace
 from regard.tracing.recorder import Recorder, expected, wanted_layers
-from regard.tracing.traces import Grid, Plain, Trace, TraceChecks
+from regard.tracing.sounds import is_sound, read_sound, takes_sound, written_ids
+from regard.tracing.traces import Grid, Plain, Timeline, Trace, TraceChecks
 from regard.tracing.watch import attention_layers, measure_layouts, uncompiled, watching
 
 _NO_ANSWER = (
@@ -57,6 +58,7 @@ class ModelInput:
     source_key_mask: Bool[Tensor, "batch source_position"] | None = None
     text: tuple[str, ...] | None = None  # or the names of images
     grid: Grid | None = None  # of a vision model
+    timeline: Timeline | None = None  # of a speech model
 
 
 def trace(
@@ -124,6 +126,11 @@ def observe(
     processor, images = getattr(whole, "processor", tokenizer), None
     if takes_images(module) and not isinstance(given, Tensor | Mapping | tuple):
         given, images = read_images(module, given, processor)
+    timeline = None
+    if takes_sound(module) and is_sound(given):
+        given, timeline, images = read_sound(module, given, processor)
+        given["decoder_input_ids"] = written_ids(module, given["input_features"], target, tokenizer)
+        target = None
     fed = foreign_input(module, given, target, tokenizer)
     _refuse_empty(fed)
     recorder, answer = Recorder(layers=layers, **options), list[Tensor]()
@@ -156,6 +163,8 @@ def observe(
             "weights it returns itself go into Trace.from_weights."
         )
     recorder.choose()
+    if timeline is not None:
+        fed = replace(fed, text=images, timeline=timeline)
     if fed.ids is None:
         fed = replace(fed, text=images, grid=grid_of(module, fed.args, fed.kwargs, processor))
     return assemble(recorder, fed, tokenizer, facts_of(model)), recorder, output
@@ -205,13 +214,14 @@ def assemble(recorder: Recorder, fed: ModelInput, tokenizer: Any, facts: Mapping
     return Trace(
         layers=tuple(layers),
         tokens=labels(fed.ids, tokenizer) if fed.grid is None else (fed.grid.names,) * layers[0].n_batch,
-        source_tokens=labels(fed.source_ids, tokenizer),
+        source_tokens=labels(fed.source_ids, tokenizer) if fed.timeline is None else (fed.timeline.names,),
         ids=fed.ids,
         key_mask=fed.key_mask,
         text=fed.text,
         facts={**facts, **more},
         checks=checks,
         grid=fed.grid,
+        timeline=fed.timeline,
     )
 
 

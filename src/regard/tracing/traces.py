@@ -144,6 +144,35 @@ class Grid(Data):
         return (*special[: self.before], *patches, *special[self.before :])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline(Data):
+    """How the positions that a speech model's encoder reads lie in time.
+
+    Attributes:
+        seconds: How long one position lasts.
+        n_position: How many positions the encoder has.
+        n_sound: How many of them the sound fills; the others are silence that was added.
+        spectrogram: What the model was given, ``(batch, mel, frame)``, over all of its positions.
+
+    >>> Timeline(0.02, 3, 2).names
+    ('0.00 s', '0.02 s', '0.04 s')
+    """
+
+    seconds: float
+    n_position: int
+    n_sound: int
+    spectrogram: Float[Tensor, "batch mel frame"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0 or not 0 < self.n_sound <= self.n_position:
+            raise ArgumentError(f"a timeline has positions that last, filled by a sound. Got {self!r}.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The time at which each position begins."""
+        return tuple(f"{index * self.seconds:.2f} s" for index in range(self.n_position))
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace(Data):
     """Tokens and every attention layer of one forward pass, any weight of which can be asked for.
@@ -160,6 +189,7 @@ class Trace(Data):
     facts: Mapping[str, Plain] = field(default_factory=dict)
     checks: TraceChecks = field(default_factory=TraceChecks)
     grid: Grid | None = None  # of a vision model: where in the image its positions are
+    timeline: Timeline | None = None  # of a speech model: when the positions of its encoder are
     older_names: ClassVar[Mapping[str, str]] = {"real": "key_mask"}
 
     def __post_init__(self) -> None:

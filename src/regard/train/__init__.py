@@ -7,7 +7,7 @@ _HOME = {"TrainingRun": "run", "Settings": "settings", "train": "run"}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported on first use: settings are read without torch."""
+    """Import a public name on first use: settings are read without torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'regard.train' has no attribute {name!r}")
     from importlib import import_module

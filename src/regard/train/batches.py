@@ -47,14 +47,14 @@ class Batch(NamedTuple):
         return int((self.labels != IGNORED).sum())
 
     def part(self, rank: int, world: int) -> Batch:
-        """This process's rows; where there are fewer rows than processes, a row that does not count."""
+        """Return this process's rows; with fewer rows than processes, a row that does not count."""
         if rank < len(self.inputs):
             return self._changed(lambda part: part[rank::world])
         idle = self._changed(lambda part: part[:1])
         return idle._replace(labels=torch.full_like(idle.labels, IGNORED))
 
     def to(self, device: torch.device) -> Batch:
-        """On that device."""
+        """Move it to that device."""
         return self._changed(lambda part: part.to(device, non_blocking=True))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -68,7 +68,7 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def get(self, epoch: int, index: int) -> Example:
-        """The example of that number in that epoch."""
+        """Return the example of that number in that epoch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +120,7 @@ class BlockExamples:
         return self._masked(block[:-1], np.random.default_rng((self.seed, epoch, index, 2)))
 
     def _masked(self, block: np.ndarray, random: np.random.Generator) -> Example:
-        """15 % are asked for: of them 80 % masked, 10 % others, 10 % themselves (Devlin et al. 2019, 3.1)."""
+        """Ask for 15 % of tokens: 80 % masked, 10 % replaced, 10 % unchanged (Devlin et al. 2019, 3.1)."""
         chosen = random.random(len(block)) < 0.15
         chosen[random.integers(len(block))] = True  # never none
         fate = random.random(len(block))
@@ -150,7 +150,7 @@ class Batches:
         self._groups: tuple[int, list[list[Example]]] = (-1, [])  # of a window
 
     def at(self, place: DataPosition) -> tuple[Batch, DataPosition]:
-        """The batch there, and the place after it."""
+        """Return the batch there, and the place after it."""
         if self._groups[0] != place.window:
             self._groups = (place.window, self._window(place.window))
         groups = self._groups[1]
@@ -159,7 +159,7 @@ class Batches:
         return padded(groups[place.batch], self.pad), after
 
     def _window(self, window: int) -> list[list[Example]]:
-        """The batches of a window, in their order."""
+        """Return the batches of a window, in their order."""
         epoch, part = divmod(window, self.n_window)
         random, size = np.random.default_rng((self.seed, epoch, 0)), len(self.examples)
         whole = random.permutation(size) if self.shuffled else range(size)
@@ -171,7 +171,7 @@ class Batches:
 
 
 def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
-    """Examples of about the same length together, as many as fit `batch_tokens` with their padding."""
+    """Return examples of about the same length together, as many as fit `batch_tokens` with their padding."""
     ordered = sorted(examples, key=lambda example: (_length(example), len(example.inputs)))
     groups: list[list[Example]] = []
     for example in ordered:  # the last of a group is its longest
@@ -182,7 +182,7 @@ def bucketed(examples: Sequence[Example], batch_tokens: int) -> list[list[Exampl
 
 
 def one_pass(examples: Examples, batch_tokens: int, pad: int, most: int | None = None) -> Iterator[Batch]:
-    """Each example once, or the first `most`: for an evaluation."""
+    """Return each example once, or the first `most`: for an evaluation."""
     size = len(examples) if most is None else min(most, len(examples))
     for first in range(0, size, WINDOW):
         some = [examples.get(0, index) for index in range(first, min(size, first + WINDOW))]
@@ -191,7 +191,7 @@ def one_pass(examples: Examples, batch_tokens: int, pad: int, most: int | None =
 
 
 def padded(examples: Sequence[Example], pad: int) -> Batch:
-    """Examples as one rectangle."""
+    """Return examples as one rectangle."""
     inputs = rectangle([example.inputs for example in examples], pad)
     labels = rectangle([example.labels for example in examples], IGNORED)
     sources = [example.source for example in examples if example.source is not None]

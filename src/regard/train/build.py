@@ -17,7 +17,7 @@ from regard.train.settings import Settings
 
 
 def build_model(settings: Settings, tokenizer: TextTokenizer, *, dropout: float | None = None) -> Model:
-    """The model with its first weights, which depend on the seed alone."""
+    """Return the model with its first weights, which depend on the seed alone."""
     dropout = settings.dropout if dropout is None else dropout
     if settings.model != "seq2seq":
         config = transformer_config(settings, tokenizer)
@@ -31,7 +31,7 @@ def build_model(settings: Settings, tokenizer: TextTokenizer, *, dropout: float 
 
 
 def transformer_config(settings: Settings, tokenizer: TextTokenizer) -> TransformerConfig:
-    """The config of a Transformer: its family's, in the sizes of the settings."""
+    """Return the config of a Transformer: its family's, in the sizes of the settings."""
     sizes = {
         "vocab": tokenizer.vocab_size,
         "n_encoder_layer": settings.n_layer,
@@ -46,7 +46,7 @@ def transformer_config(settings: Settings, tokenizer: TextTokenizer) -> Transfor
 
 
 def start_token(settings: Settings, tokenizer: TextTokenizer) -> int:
-    """What an answer begins with: as the family has it, or `bos`."""
+    """Return what an answer begins with: as the family has it, or `bos`."""
     family = FAMILIES.get(settings.model)
     token = tokenizer.special.bos if family is None or family.start_token is None else family.start_token
     assert token is not None  # every vocabulary of ours has one
@@ -54,7 +54,7 @@ def start_token(settings: Settings, tokenizer: TextTokenizer) -> int:
 
 
 def finished(settings: Settings, tokenizer: TextTokenizer, weights: Mapping[str, Tensor]) -> Loaded:
-    """A model with these weights for use: evaluation mode, no dropout in its config."""
+    """Return a model with these weights for use: evaluation mode, no dropout in its config."""
     model = build_model(settings, tokenizer, dropout=0.0).eval()
     model.load_state_dict(dict(weights), strict=False)  # buffers follow from the config
     answers, eos = settings.task != "lm", tokenizer.special.eos
@@ -82,7 +82,7 @@ class Objective(nn.Module):
         inputs: Int[Tensor, "batch target_position"],
         labels: Int[Tensor, "batch target_position"],
     ) -> Float[Tensor, ""]:
-        """Cross entropy summed over the labels that count, padding left out."""
+        """Compute the cross entropy summed over the labels, without padding."""
         given = (inputs,) if source is None else (source, inputs)
         output: Output = self.model(*given, key_mask=source_key_mask)
         assert output.logits is not None

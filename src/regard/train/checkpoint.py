@@ -58,7 +58,7 @@ def write_checked(folder: Path, step: int, tensors: Mapping[str, Tensor], state:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is what `write_checked` wrote: its checksum is that of its name."""
+    """Return whether a file is what `write_checked` wrote: its checksum is that of its name."""
     try:
         return path.name.endswith(f"-{_crc_of(path):08x}.safetensors")
     except OSError:
@@ -74,12 +74,12 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints there, oldest first."""
+    """Return the checkpoints there, oldest first."""
     return sorted(folder.glob("step-*"))
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none at all."""
+    """Return the newest checkpoint that is not damaged; None if there is none at all."""
     damaged: list[str] = []
     for path in reversed(checkpoints(folder)):
         if is_whole(path):
@@ -88,8 +88,8 @@ def latest(folder: Path) -> Checkpoint | None:
         damaged.append(path.name)
     if damaged:
         raise TrainError(
-            f"no checkpoint in {folder} is whole: {', '.join(damaged)} are not what was written, for their "
-            "checksum differs. Start the run anew."
+            f"every checkpoint in {folder} is damaged: the checksums of {', '.join(damaged)} differ from "
+            "what was written. Start a new run."
         )
     return None
 

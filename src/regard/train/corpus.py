@@ -53,7 +53,7 @@ def prepare(settings: Settings, folder: Path) -> None:
 
 
 def open_corpus(settings: Settings, folder: Path) -> Corpus:
-    """What `prepare` wrote."""
+    """Return what `prepare` wrote."""
     tokenizer, data = TextTokenizer.from_folder(folder), folder / "data"
     if settings.task == "lm":
         return _open_text(settings, tokenizer, data)
@@ -108,12 +108,12 @@ def _tokenizer(settings: Settings, folder: Path) -> TextTokenizer:
 
 
 def _read(settings: Settings, paths: Sequence[str], bad: BadLines) -> Iterator[tuple[Any, ...]]:
-    """The number of each line, and the texts in it: two of a pair, or one."""
+    """Return the number of each line, and the texts in it: two of a pair, or one."""
     return read_pairs(paths, bad) if settings.task == "translate" else read_lines(paths, bad)
 
 
 def _write(settings: Settings, tokenizer: TextTokenizer, paths: Sequence[str], data: Path, name: str) -> None:
-    """Token file of texts. Held-out pairs are a TSV beside it: `valid` and `test`, or a part of `train`."""
+    """Write texts as a token file, and held-out pairs as a TSV: `valid` and `test`, or a part of `train`."""
     bad, is_pairs = BadLines(), settings.task == "translate"
     part = 1.0 if name != "train" else 0.0 if settings.valid else settings.valid_fraction
     held_out = []
@@ -166,7 +166,7 @@ def _open_text(settings: Settings, tokenizer: TextTokenizer, data: Path) -> Corp
 
 
 def _notes(rows: TokenFile) -> tuple[str, ...]:
-    """What a person should know of the data."""
+    """Return what a person should know of the data."""
     notes = [f"skipped {rows.bad}"] if rows.bad else []
     if rows.unknown:
         part = rows.unknown / len(rows.tokens)

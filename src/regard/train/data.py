@@ -53,11 +53,11 @@ def _raw_lines(path: str | Path) -> Iterator[bytes]:
 
 
 def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str, str]]:
-    """Line number, source and target of each pair, from one TSV file or two files of as many lines."""
+    """Return line number, source and target of each pair, from one TSV file or two files of as many lines."""
     for line, raws in enumerate(zip_longest(*map(_raw_lines, paths)), 1):
         if None in raws:
             raise LoadError(
-                f"{paths[raws.index(None)]} ends after line {line - 1} and the other file goes on: "
+                f"{paths[raws.index(None)]} ends after line {line - 1} and the other file continues: "
                 "aligned files have as many lines as each other."
             )
         try:
@@ -75,7 +75,7 @@ def read_pairs(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int
 
 
 def read_lines(paths: Sequence[str | Path], bad: BadLines) -> Iterator[tuple[int, str]]:
-    """Line number and text of each line of text files, with its end."""
+    """Return line number and text of each line of text files, with its end."""
     for path in paths:
         for line, raw in enumerate(_raw_lines(path), 1):
             try:
@@ -114,18 +114,18 @@ class TokenFile:
         return np.asarray(self.between(row, row + 1))
 
     def between(self, first: int, last: int) -> np.ndarray:
-        """The tokens of the rows from `first` up to `last`."""
+        """Return the tokens of the rows from `first` up to `last`."""
         begin, end = (int(self.ends[row - 1]) if row else 0 for row in (first, last))
         return self.tokens[begin:end]
 
     def n_byte(self, first: int, last: int) -> int:
-        """The bytes of text in the rows from `first` up to `last`."""
+        """Return the bytes of text in the rows from `first` up to `last`."""
         begin, end = (int(self.bytes_until[row - 1]) if row else 0 for row in (first, last))
         return end - begin
 
     @classmethod
     def exists(cls, folder: Path) -> bool:
-        """Whether a whole one is there: its facts are written last."""
+        """Return whether a whole one is there: its facts are written last."""
         return (folder / "facts.json").is_file()
 
 

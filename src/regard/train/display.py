@@ -73,7 +73,7 @@ class Display:
         return self.path.stat().st_size
 
     def write(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """One line of metrics."""
+        """Write one line of metrics."""
         self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         self.file.flush()  # for whoever watches the file
         for name, value in values.items():
@@ -81,7 +81,7 @@ class Display:
                 self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def step(self, step: int, measured: Mapping[str, float]) -> None:
-        """After an update."""
+        """Show an update."""
         self.tokens += measured["tokens"]
         spent = max(time.monotonic() - self.began, 1e-9)
         left = spent / max(1, step - self.start) * (self.settings.steps - step)
@@ -97,7 +97,7 @@ class Display:
             self.write(step, "train", measured)
 
     def evaluated(self, step: int, values: Mapping[str, Any], sample: tuple[str, str, str] | None) -> None:
-        """After an evaluation."""
+        """Show an evaluation."""
         self.write(step, "valid", values)
         self.note(f"step {step}  {figures(values)}")
         if sample is not None:
@@ -108,12 +108,12 @@ class Display:
             self.note(f"    {source} -> {answer}{mark if target else ''}".replace("\n", " "))
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one that is damaged is left out."""
+    """Return the lines of metrics.jsonl; one that is damaged is left out."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -126,7 +126,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """The loss by step as a PNG: training, and held out where it was evaluated."""
+    """Draw the loss by step as a PNG: training, and validation where it was evaluated."""
     lines = {}
     for kind, name in (("train", "training"), ("valid", "held out")):
         points = [
@@ -142,7 +142,7 @@ def loss_curve(metrics: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Path) -> None:
-    """A heat map for each (source, answer): the source along the bottom, what was written beside it."""
+    """Draw a heat map for each (source, answer): the source along the bottom, the answer along the side."""
     cross = [
         layer
         for layer, name in enumerate(loaded.model.attention_names)
@@ -161,5 +161,5 @@ def alignment_maps(loaded: Loaded, pairs: Sequence[tuple[str, str]], folder: Pat
 
 
 def figures(values: Mapping[str, Any]) -> str:
-    """The numbers among `values`, on one line."""
+    """Return the numbers among `values`, on one line."""
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float))

@@ -37,7 +37,7 @@ class World:
         return self.rank == 0
 
     def total(self, value: float) -> float:
-        """The sum of all processes' values."""
+        """Return the sum of all processes' values."""
         if self.size == 1:
             return value
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -46,7 +46,7 @@ class World:
         return float(box)
 
     def from_first(self, value: T) -> T:
-        """What the first process has, for all."""
+        """Return what the first process has, for all."""
         if self.size == 1:
             return value
         box = [value]
@@ -54,7 +54,7 @@ class World:
         return box[0]
 
     def by_first(self, action: Callable[[], object]) -> None:
-        """Have the first process do it; where it fails, every process raises its error."""
+        """Let the first process do it; if it fails, every process raises its error."""
         problem: Exception | None = None
         try:
             if self.first:
@@ -66,14 +66,14 @@ class World:
 
 
 def here() -> World:
-    """This process's place among those that torchrun started, or a world of one."""
+    """Return this process's place among those that torchrun started, or a world of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     return World(int(os.environ["RANK"]), size) if size > 1 else World()
 
 
 @contextmanager
 def joined(settings: Settings) -> Iterator[World]:
-    """The world that torchrun set up, or a world of one."""
+    """Return the world that torchrun set up, or a world of one."""
     world = here()
     if world.size == 1:
         yield world
@@ -89,7 +89,7 @@ def joined(settings: Settings) -> Iterator[World]:
 
 
 def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module:
-    """The objective, whose gradients are the mean over all processes."""
+    """Return the objective, whose gradients are the mean over all processes."""
     if world.size == 1:
         return objective
     if settings.sharding == "ddp":
@@ -104,21 +104,21 @@ def wrapped(objective: nn.Module, settings: Settings, world: World) -> nn.Module
 
 
 def without_sync(module: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients stay at home until the last batch of an update; FSDP's shards need each one."""
+    """Keep gradients local until the last batch of an update; FSDP's shards need each one."""
     if isinstance(module, DistributedDataParallel) and not last:
         return module.no_sync()
     return nullcontext()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor, its parts gathered where it is sharded: every process must ask."""
+    """Return a tensor, its parts gathered where it is sharded: every process must ask."""
     # Only a sharded tensor can do this; importing its class to ask would take longer than asking.
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full.detach()
 
 
 def as_held(full: Tensor, parameter: Tensor) -> Tensor:
-    """This process's part of a whole tensor, laid out as `parameter` is."""
+    """Return this process's part of a whole tensor, laid out as `parameter` is."""
     full = full.to(device=parameter.device, dtype=full.dtype)
     if not hasattr(parameter, "full_tensor"):
         return full

@@ -41,7 +41,7 @@ class TrainingProgress:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """The learning rate of an update, the first being 1: a rise to lr, then the schedule.
+    """Return the learning rate of an update, the first being 1: a rise to lr, then the schedule.
 
     >>> settings = Settings.of("dates", {"lr": 1.0, "warmup": 4, "steps": 12, "schedule": "cosine"})
     >>> [round(learning_rate(step, settings), 3) for step in (1, 4, 8, 12)]
@@ -59,7 +59,7 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 def make_optimizer(module: nn.Module, settings: Settings, *, fused: bool) -> torch.optim.AdamW:
-    """AdamW that decays matrices, not biases and norms (Loshchilov and Hutter 2019)."""
+    """Return AdamW that decays matrices, not biases and norms (Loshchilov and Hutter 2019)."""
     parameters = list(module.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
@@ -91,7 +91,7 @@ class Training:
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=half)
 
     def update(self) -> dict[str, float]:
-        """One update of the weights; its loss, the gradient's length and the learning rate."""
+        """Make one update; return its loss, the gradient norm and the learning rate."""
         progress, settings, world = self.progress, self.settings, self.world
         step = progress.step + 1
         place = DataPosition(progress.window, progress.batch)
@@ -134,11 +134,11 @@ class Training:
         return {"loss": loss, "gradient": length, "lr": lr, "tokens": float(n_token)}
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's weights, whole; every process must ask."""
+        """Return the model's weights, whole; every process must ask."""
         return {name: whole(parameter).cpu() for name, parameter in self.objective.model.named_parameters()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and moments, whole, by name; every process must ask."""
+        """Return weights and moments, whole, by name; every process must ask."""
         named = dict(self.objective.model.named_parameters())
         held = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
         for name, parameter in named.items():
@@ -148,7 +148,7 @@ class Training:
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Go on where `tensors` and `progress` were taken, in this number of processes or another."""
+        """Resume where `tensors` and `progress` were taken, in this number of processes or another."""
         for name, parameter in self.objective.model.named_parameters():
             stored = tensors.get(f"model.{name}")
             if stored is None or stored.shape != parameter.shape:
@@ -166,7 +166,7 @@ class Training:
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Ctrl-C, and the signal with which schedulers end a job, stop after the update; twice stops at once.
+    """Stop after the current update on Ctrl-C or SIGTERM; a second signal stops at once.
 
     The names of the signals that came are in the list.
     """

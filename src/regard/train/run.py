@@ -49,12 +49,19 @@ _MOST_BLOCKS = 4096  # held-out blocks or pairs whose loss is taken at an evalua
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What a run has come to."""
+    """The state of a training run.
+
+    Attributes:
+        folder: Where it is.
+        step: Updates made so far.
+        stopped: Why it ended before its last step; empty at the end.
+        scores: Scores of the finished model on held-out data; empty before that.
+    """
 
     folder: Path
     step: int
-    stopped: str = ""  # why it ended before its last step; "" at the end
-    scores: Mapping[str, Any] = field(default_factory=dict)  # of the finished model on held-out data
+    stopped: str = ""
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Path:
@@ -68,7 +75,18 @@ class TrainingRun:
 
 
 def train(settings: Settings, *, quiet: bool = False) -> TrainingRun:
-    """Train as the settings say, into a new folder."""
+    """Train a model.
+
+    Args:
+        settings: Every option of the run.
+        quiet: Print nothing while training.
+
+    Returns:
+        The run: its folder holds checkpoints, metrics and the best model.
+
+    Raises:
+        TrainError: If training cannot continue; the message says what is saved.
+    """
     with joined(settings) as world:
         folder = Path(world.from_first(str(_new_folder(settings)) if world.first else ""))
         # The threads it starts with are written down: bits depend on them.
@@ -77,7 +95,7 @@ def train(settings: Settings, *, quiet: bool = False) -> TrainingRun:
 
 
 def resume(folder: str | Path, *, quiet: bool = False) -> TrainingRun:
-    """Go on with the run in that folder, from its last checkpoint."""
+    """Resume the run in that folder from its last checkpoint."""
     folder = Path(folder)
     if not (folder / "config.toml").is_file():
         raise LoadError(
@@ -91,7 +109,7 @@ def resume(folder: str | Path, *, quiet: bool = False) -> TrainingRun:
 
 
 def _done(folder: Path) -> TrainingRun | None:
-    """What result.json says; None where there is none, or a damaged one, which is then made again."""
+    """Return what result.json says; None where there is none, or a damaged one, which is then made again."""
     try:
         done = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         run = TrainingRun(folder, done["step"], done["stopped"], done["scores"])
@@ -108,7 +126,7 @@ def _new_folder(settings: Settings) -> Path:
     folder = Path(settings.out)
     if (folder / "config.toml").exists():
         raise ArgumentError(
-            f"{folder} holds a run already: go on with it (--resume {folder}), or give another folder."
+            f"{folder} holds a run already: resume it (--resume {folder}), or give another folder."
         )
     # A process that was killed as it began leaves these two.
     started = {".lock", "config.toml.part"}
@@ -180,18 +198,18 @@ class _Running:
             self.display.note(note)
 
     def _restore(self) -> list[str]:
-        """Take up the latest checkpoint; says what is to be known of it."""
+        """Restore the latest checkpoint; return notes for the user."""
         newest = checkpoint.latest(self.folder / "checkpoints")
         if newest is None:
             return []
         state = newest.state
         if state["crc"] != self.crc:
             raise TrainError(
-                f"{self.folder} was trained on other data or with another tokenizer than it now holds: "
-                "a run goes on with the data it began with. Start a new run."
+                f"{self.folder} was trained on other data or with another tokenizer than it now holds: a run "
+                "can only be resumed with the data it began with. Start a new run."
             )
         self.training.restore(newest.tensors(), state["progress"])
-        notes = [f"going on from {newest.path.name}"]
+        notes = [f"resuming from {newest.path.name}"]
         notes += [f"passed over a damaged checkpoint, {name}" for name in newest.damaged]
         differs = [
             f"{name} {state[name]} then, {now} now" for name, now in self.here.items() if state[name] != now
@@ -259,7 +277,7 @@ class _Running:
     def _scores(
         self, loaded: Loaded, held_out: HeldOut, most: int | None = None
     ) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
-        """Every figure of a model, and some of what it says: source, right answer, its answer."""
+        """Return every figure of a model, and some of what it says: source, right answer, its answer."""
         settings = self.settings
         limit = None if most is None else _MOST_BLOCKS
         objective = Objective(loaded.model.to(self.device)).eval()
@@ -298,7 +316,7 @@ class _Running:
         self.world.by_first(write)
 
     def _finish(self, stopped: str) -> TrainingRun:
-        """The result: the best model, or the mean of the best ones, with its scores and pictures."""
+        """Write the result: the best model, or the mean of the best ones, with its scores and pictures."""
         progress = self.training.progress
         result: dict[str, Any] = {}
         if self.world.first:

@@ -14,7 +14,7 @@ ROWS = 128  # sequences decoded together
 
 
 def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """The model's answer to the source of each (source, target)."""
+    """Return the model's answer to the source of each (source, target)."""
     assert loaded.tokenizer is not None  # every model trained here has one
     # Of about the same length together: less padding. The longest target bounds how long to wait for one.
     order = sorted(range(len(pairs)), key=lambda index: len(pairs[index][0]))
@@ -29,7 +29,7 @@ def answered(loaded: Loaded, pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> dict[str, float | str]:
-    """Corpus BLEU and chrF, from 0 to 100, by sacrebleu (Post 2018), with what says how each was computed."""
+    """Return corpus BLEU and chrF, from 0 to 100, by sacrebleu (Post 2018), with their signatures."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -48,7 +48,7 @@ def translation_scores(answers: Sequence[str], targets: Sequence[str]) -> dict[s
 def mean_loss(
     objective: Objective, examples: Examples, batch_tokens: int, pad: int, most: int | None = None
 ) -> float:
-    """The mean cross entropy of a label, in nats, by an objective in evaluation mode."""
+    """Return the mean cross entropy of a label, in nats, by an objective in evaluation mode."""
     device = next(objective.parameters()).device
     total, n_label = 0.0, 0
     for batch in one_pass(examples, batch_tokens, pad, most):

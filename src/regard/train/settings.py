@@ -231,3 +231,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     setting.name: setting.metadata["choices"] for setting in fields(Settings) if setting.metadata["choices"]
 }
 HELP: dict[str, str] = {setting.name: setting.metadata["help"] for setting in fields(Settings)}
+# The reference describes each setting as `regard train --help` does.
+Settings.__doc__ = "\n".join(
+    [
+        f"{Settings.__doc__}",
+        "",
+        "    Attributes:",
+        *(f"        {name}: {text}" for name, text in HELP.items()),
+    ]
+)

@@ -38,13 +38,13 @@ class GeneratedTask:
     alphabet: Callable[[], Sequence[str]]  # texts in which every token of the task occurs
 
     def example(self, seed: int, index: int, *, held_out: bool = False) -> Pair:
-        """The example of that index; the same for ever."""
+        """Return the example of that index; the same for ever."""
         # A string seeds by all its bytes, so that seed 1, index 12 and seed 11, index 2 differ.
         return self.make(Random(f"{self.name} {seed} {index} {held_out}"), held_out)
 
 
 def generated_task(settings: Settings) -> GeneratedTask:
-    """The task that settings name.
+    """Return the task that settings name.
 
     >>> reverse = generated_task(Settings.of("reverse"))
     >>> source, target = reverse.example(seed=0, index=3)
@@ -64,7 +64,7 @@ def generated_task(settings: Settings) -> GeneratedTask:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether what this text names is kept from training; the same on every machine."""
+    """Return whether what this text names is kept from training; the same on every machine."""
     return zlib.crc32(text.encode()) % HELD_OUT == 0
 
 
@@ -87,7 +87,7 @@ def _written(date: datetime.date, locale: Any, pattern: str) -> str:
 
 @cache
 def date_formats() -> tuple[tuple[Any, str], ...]:
-    """Every (locale, pattern) in which a date of four-digit year has one meaning only.
+    """Return every (locale, pattern) in which a date of four-digit year has one meaning only.
 
     Left out: years of two digits, and the month before the day in figures, since 3/4/2020 is two dates.
     """
@@ -114,7 +114,7 @@ def date_formats() -> tuple[tuple[Any, str], ...]:
 
 
 def _date_alphabet() -> list[str]:
-    """Dates in every format, with every month, weekday and digit."""
+    """Return dates in every format, with every month, weekday and digit."""
     days = [datetime.date(1987 + month, month, 5 + month) for month in range(1, 13)]
     days += [datetime.date(2046, 3, day) for day in range(20, 27)]
     texts = [_written(day, *form) for form in date_formats() for day in days]
@@ -134,7 +134,7 @@ def _row(settings: Settings, random: Random, held_out: bool) -> Pair:
 
 
 def _recall(settings: Settings, random: Random, held_out: bool) -> Pair:
-    """Pairs of key and value, then a key: "k3 17 k9 4 k1 8 ? k9" -> "4"."""
+    """Return pairs of key and value, then a key: "k3 17 k9 4 k1 8 ? k9" -> "4"."""
     longest = (held_out and settings.test_words) or settings.max_words
     if longest > settings.symbols:
         raise ArgumentError(

@@ -18,7 +18,7 @@ SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<mask>"]
 def train_tokenizer(
     kind: Literal["char", "word", "bpe"], texts: Iterable[str], *, vocab: int = 8000, end: bool = False
 ) -> TextTokenizer:
-    """A tokenizer of that kind whose vocabulary is the commonest of `texts`; with `end`, `<eos>` after each.
+    """Train a tokenizer of that kind on `texts`; with `end`, it puts `<eos>` after each text.
 
     >>> tokenizer = train_tokenizer("char", ["abba"], end=True)
     >>> tokenizer.tokens(tokenizer.encode("bab"))

@@ -11,7 +11,15 @@ from rich.cells import set_cell_size
 from rich.text import Text
 from torch import Tensor
 
-from regard.drawing.figures import PALETTE, Scale, head_pictures, heat_map, lines, shaded_text
+from regard.drawing.figures import (
+    PALETTE,
+    Scale,
+    head_pictures,
+    heat_map,
+    lines,
+    shaded_text,
+    timeline_map,
+)
 from regard.errors import ArgumentError
 from regard.view.document import Document
 
@@ -90,6 +98,15 @@ def figure_of(
         return lines(
             weights[None], row_names, col_names, chosen=None if query is None else [query], title=title
         )
+    timeline = document.trace.timeline
+    if timeline is not None and traced.kind == "cross" and against is None:
+        n_key, spectrogram = timeline.n_sound, timeline.spectrogram
+        weights = document.trace.weights(layer, head, document.batch).float()[:, :n_key]
+        sound = None
+        if spectrogram is not None:
+            n_frame = round(spectrogram.shape[-1] * n_key / timeline.n_position)
+            sound = spectrogram[document.batch, :, :n_frame]
+        return timeline_map(weights, row_names, n_key * timeline.seconds, spectrogram=sound, title=title)
     rows, cols = rows or slice(0, size[0]), cols or slice(0, size[1])
     tile = document.tile(layer, head, rows, cols, MOST_DRAWN, MOST_DRAWN)
     if against is not None:
@@ -103,7 +120,10 @@ def figure_of(
     shown = (rows.stop - rows.start, cols.stop - cols.start)
     row_names, col_names = row_names[rows], col_names[cols]
     if tile.shape != shown:
-        row_names, col_names = (list(map(str, range(count))) for count in tile.shape)
+        row_names, col_names = (
+            [str(part.start + at * (part.stop - part.start) // drawn) for at in range(drawn)]
+            for part, drawn in zip((rows, cols), tile.shape, strict=True)
+        )
         title += f": {shown[0]} x {shown[1]}, each dot the largest weight of its block"
     weights, visible = torch.from_numpy(np.nan_to_num(tile)), torch.from_numpy(~np.isnan(tile))
     return heat_map(

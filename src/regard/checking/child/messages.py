@@ -132,7 +132,7 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenShapes:
     """The shapes before and after a commented line, in one call of the function around it."""
 
     note: int
@@ -187,7 +187,7 @@ class Outcome:
     error: Failure | None = None
     seconds: float = 0.0  # of computing
     doubled: list[str] = field(default_factory=list)  # lines that take the softmax of probabilities
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenShapes] = field(default_factory=list)
 
 
 CLASSES: dict[str, Any] = {name: item for name, item in list(globals().items()) if is_dataclass(item)}

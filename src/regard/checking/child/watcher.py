@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .messages import Seen, ShapeNote
+from .messages import SeenShapes, ShapeNote
 
 MOST_SEEN = 2000
 
@@ -42,11 +42,11 @@ def _probabilities(values: torch.Tensor, dim: int) -> bool:
 
 
 @contextmanager
-def watched(notes: list[ShapeNote]) -> Iterator[list[Seen]]:
+def watched(notes: list[ShapeNote]) -> Iterator[list[SeenShapes]]:
     """A list that gets, each time a commented line runs inside, the shapes before and after it."""
     at = {(f"<answer {note.label}>", note.start): index for index, note in enumerate(notes)}
     files = {file for file, _ in at}
-    records: list[Seen] = []
+    records: list[SeenShapes] = []
     calls = count(1)
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
@@ -62,7 +62,7 @@ def watched(notes: list[ShapeNote]) -> Iterator[list[Seen]]:
                 target = notes[index].target
                 value = argument if not target and event == "return" else _lookup(frame, target)
                 if event != "exception" and len(records) < MOST_SEEN:
-                    records.append(Seen(index, call, before, _shape(value)))
+                    records.append(SeenShapes(index, call, before, _shape(value)))
             running.clear()
             if event == "line" and (index := at.get((file, frame.f_lineno), -1)) >= 0:
                 running.append((index, {name: _shape(_lookup(frame, name)) for name in notes[index].loads}))

@@ -7,7 +7,7 @@ from torch import Tensor
 from regard.checking.trials import Draw, View
 
 
-class Decoder:
+class FormulaDecoder:
     """A decoder whose steps are formulas."""
 
     def __init__(self, formulas: View) -> None:

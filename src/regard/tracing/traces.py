@@ -37,6 +37,7 @@ _MARKS = (
     "unverified",
     "not_seen",
     "changed",
+    "one_query",
     "also_used",
     "layout",
     "as_returned",

@@ -5,12 +5,14 @@ python web/generate.py
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "web" / "src" / "registry.ts"
 INDENT = "  "
+LINE = 110  # characters, as biome.json has it
 
 
 def typescript() -> str:
@@ -75,12 +77,22 @@ export const LABELS: Record<string, LabelInfo> = {_literal(labels)};
 export const VIEWS: Record<PageView | AtlasView, ViewInfo> = {_literal(views)};
 
 /** Colours of weights, from 0 to the largest, and of differences, from less to more. */
-export const WEIGHT_COLORS = {json.dumps(registry.WEIGHT_COLORS)};
-export const DIFFERENCE_COLORS = {json.dumps(registry.DIFFERENCE_COLORS)};
+{_list("WEIGHT_COLORS", registry.WEIGHT_COLORS)}
+{_list("DIFFERENCE_COLORS", registry.DIFFERENCE_COLORS)}
 
 /** How special tokens are spelled; a token is trimmed first. */
 export const SPECIAL_TOKEN = /^(?:{registry.SPECIAL_TOKEN.replace("/", chr(92) + "/")})$/;
 """
+
+
+def _list(name: str, values: Sequence[str]) -> str:
+    """Return the line that exports a list, or lines where it is too long for one, as the formatter has it."""
+    line = f"export const {name} = {json.dumps(values)};"
+    if len(line) <= LINE:
+        return line
+    return "\n".join(
+        [f"export const {name} = [", *(f"{INDENT}{json.dumps(value)}," for value in values), "];"]
+    )
 
 
 def _literal(value: object, depth: int = 0) -> str:

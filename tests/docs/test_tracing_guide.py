@@ -84,6 +84,11 @@ def unverified():
     return replace(made, checks=replace(made.checks, layers=(replace(first, output=1.0), *others)))
 
 
+def windows(x):
+    own = x[:, :, None].expand(-1, -1, 3, -1) + torch.randn(3, 4)
+    return torch.einsum("bnw,bnwd->bnd", (own * x[:, :, None]).sum(-1).softmax(-1), own)
+
+
 def used_twice(x):
     weights = softmax(x)
     return weights @ x + torch.einsum("bij,bjd,d->bid", weights, x, torch.ones(4))
@@ -101,6 +106,7 @@ MARKED = [
     unverified,
     lambda: regard.trace(Module(lambda x: softmax(x) * (softmax(x) > 0.3) @ x), X),
     lambda: regard.trace(Module(lambda x: softmax(x) @ x + softmax(x).sum()), X),
+    lambda: regard.trace(Module(windows), X),
     lambda: regard.trace(Module(used_twice), X),
     folded,
     lambda: regard.trace(nn.Sequential(Module(lambda x: softmax(x) @ x), nn.Linear(4, 3), nn.Softmax(-1)), X),

@@ -59,8 +59,17 @@ def check(
 ) -> Report:
     """Check a function or class, or the `.py` or `.ipynb` file of that path, and name its mistakes.
 
-    `exercise` says what is answered where the name does not. Inputs are fresh at every call; `seed` repeats
-    them. With `strict`, conventions other than the task's fail.
+    Args:
+        answer: The function or class, or the path of a file.
+        exercise: Which exercise it answers, where its name does not say that.
+        seed: Repeats the inputs of an earlier check; None: they are drawn afresh.
+        strict: Refuse conventions other than the task's first one.
+
+    Returns:
+        The report: what passed, what did not, and the mistakes by name.
+
+    Raises:
+        ArgumentError: If the answer has no source to be found, or no exercise fits it.
     """
     if isinstance(answer, str | Path):
         return _report(read(answer), exercise, seed, strict)

@@ -63,6 +63,7 @@ def heat_map(
         ax: Axes to draw into; by default a new figure is made.
         largest: The weight of the last colour; by default the largest one. Give it to compare figures.
         diverging: For a difference of two heads: 0 has the colour in the middle.
+        scale: How colours follow the weights: "linear", "sqrt" or "log".
 
     Returns:
         The figure.

@@ -234,6 +234,7 @@ class Written(NamedTuple):
     again: Callable[[], Tensor] | None = None  # calls the function that made `out` with what has changed
     met: Tensor | None = None  # the weights as that function was given them
     arrange_weights: Callable[[Tensor], Tensor] | None = None  # makes that (*lead, query, key)
+    one_query: bool = False  # every place has values of its own: windows, or pooling
 
 
 class Follower:
@@ -560,6 +561,7 @@ class Follower:
             lambda: self._again(func, args, kwargs),
             mark.weights,
             arrange_weights,
+            written.order[-2] == _NONE,
         )
 
     def _again(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -658,6 +660,7 @@ class Follower:
             lambda: self._again(func, args, kwargs),
             tensor,
             lambda weights: _arranged(weights, terms.left_at, written.order),
+            written.order[-2] == _NONE,
         )
 
 

@@ -45,6 +45,12 @@ class GrowingTrace(Recorder):
     """
 
     def __init__(self, *, keep_v: bool = False, dtype: torch.dtype | None = None) -> None:
+        """Begin with nothing recorded.
+
+        Args:
+            keep_v: Keep the values too.
+            dtype: How queries and keys are kept; None: as computed.
+        """
         super().__init__(keep_v=keep_v, dtype=dtype, expect=expected)
         self.fed = ModelInput()
         self._summed: dict[str, list[AttentionCall]] = {}  # steps of causal linear attention
@@ -57,7 +63,7 @@ class GrowingTrace(Recorder):
             steps = self._summed.setdefault(name, [])
             steps.append(called)
             k, v = (torch.cat([getattr(step, side).detach() for step in steps], 2) for side in "kv")
-            known = [keys for step in steps if (keys := getattr(step.rule, "keys", None)) is not None]
+            known = [keys for step in steps if (keys := getattr(step.rule, "key_mask", None)) is not None]
             keys = torch.cat(known, 1) if len(known) == len(steps) else None
             called = replace(called, k=k, v=v, rule=replace(rule, key_mask=keys))
         step, so_far = self.layer_of(name, called), self.rows.get(name)
@@ -70,7 +76,7 @@ class GrowingTrace(Recorder):
         self.keep(step, called)
 
     def goes_on_with(self, step: Recorder) -> bool:
-        """Whether a call continues this text: further rows of its layers, or layers it does not have yet."""
+        """Return whether a call continues this text: further rows of its layers, or new layers."""
         known = [layer for layer in step.layers if layer.name in self.rows]
         return bool(step.rows) and all(self.rows[layer.name].goes_on_with(layer) for layer in known)
 
@@ -100,11 +106,11 @@ class GrowingTrace(Recorder):
         return tuple(self.rows)
 
     def n_query(self, name: str) -> int:
-        """How many rows a layer has so far."""
+        """Return how many rows a layer has so far."""
         return self.rows[name].n_query if name in self.rows else 0
 
     def layer(self, name: str) -> Recorded:
-        """One layer as it is now."""
+        """Return one layer as it is now."""
         if name not in self.rows:
             raise ArgumentError(f"no layer {name!r} was seen: there are {', '.join(self.rows)}.")
         return self.rows[name].whole()
@@ -116,7 +122,7 @@ class GrowingTrace(Recorder):
         tokenizer: Any = None,
         facts: Any = None,
     ) -> Trace:
-        """The trace of all tokens so far; `ids`, where no call has shown them, are what rows stand for."""
+        """Return the trace of all tokens so far; `ids` label the rows where no call has shown them."""
         if not self.rows:
             raise TraceError("nothing was recorded: give this object as `record` when decoding begins.")
         fed = self.fed if ids is None else ModelInput(ids=ids, source_ids=source_ids)
@@ -135,10 +141,22 @@ def trace_generation(
     on_token: Callable[[GrowingTrace], None] | None = None,
     **choice: Any,
 ) -> Trace:
-    """Let the model go on after `prompt`, or answer it, and give the trace of the finished text.
+    """Continue `prompt`, or answer it, and return the trace of the finished text.
 
-    One sequence; `choice` is what `generate` takes (temperature, top_k, seed, stop, ...). `on_token` is
-    called after every step with the trace as it grows.
+    Args:
+        model: A loaded model.
+        prompt: One text, or its token ids.
+        max_new: The largest number of tokens to write.
+        keep_v: Keep the values too.
+        dtype: How queries and keys are kept; None: as computed.
+        on_token: Called after every step with the trace as it grows.
+        choice: What `generate` takes: temperature, top_k, seed, stop, ...
+
+    Returns:
+        The trace of the prompt and of what was written, as one text.
+
+    Raises:
+        ArgumentError: If there are several prompts or beams, or the prompt fills the model's context.
     """
     ids = encoded(prompt, model.tokenizer, model.device).ids
     if ids.shape[0] != 1:
@@ -233,7 +251,18 @@ def watch(
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
 ) -> Iterator[WatchedCalls]:
-    """A block in which everything that `model` attends to is seen, whoever calls it.
+    """Trace every call of `model` inside a `with` block, whoever calls it.
+
+    Args:
+        model: Any PyTorch model, or one of ours.
+        layers: Only these layers, by index or name; None: all.
+        keep_v: Keep the values too.
+        dtype: How queries and keys are kept; None: as computed.
+        tokenizer: Turns ids into labels.
+
+    Returns:
+        A context manager. What it gives has `trace`, the one trace there is, and `traces`, one for each call
+        or generation.
 
     >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     >>> with watch(model) as seen:

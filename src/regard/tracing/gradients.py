@@ -28,14 +28,20 @@ Objective = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LayerGradient(Data):
-    """One layer's weights, and the gradient of its output."""
+    """One layer's weights, and the gradient of its output.
 
-    layer: LayerTrace  # with its values
+    Attributes:
+        layer: The layer, with its values.
+        grad_out: The gradient of the prediction with respect to the output of each head.
+        row_sum: The dot product of that gradient and the output, one number for each query.
+    """
+
+    layer: LayerTrace
     grad_out: Float[Tensor, "batch head query v_dim"]
     row_sum: Float[Tensor, "batch head query"]  # dO_i . O_i
 
     def tile(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
-        """The gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
+        """Compute the gradient with respect to the scores of `rows` x `cols`: costs its own area only."""
         layer = self.layer
         assert layer.v is not None  # kept for this
         weights = layer.tile(head, rows, cols, batch)
@@ -46,21 +52,27 @@ class LayerGradient(Data):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ScoreGradients(Data):
-    """The gradient of one prediction with respect to every attention score of a forward pass."""
+    """The gradient of one prediction with respect to every attention score of a forward pass.
+
+    Attributes:
+        trace: The trace of that pass.
+        layers: The gradients, layer by layer.
+        value: What was predicted: a log-probability, or what the objective returned.
+    """
 
     trace: Trace
     layers: tuple[LayerGradient, ...]
-    value: float  # what was predicted: a log-probability, or what the objective gave
+    value: float
 
     def __repr__(self) -> str:
         return f"ScoreGradients(value={self.value:.4g}, trace={self.trace})"
 
     def tile(self, layer: int | str, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
-        """The gradient with respect to the scores of `rows` x `cols`; 0 where hidden."""
+        """Compute the gradient with respect to the scores of `rows` x `cols`; 0 where masked."""
         return self.layer(layer).tile(head, rows, cols, batch)
 
     def layer(self, index_or_name: int | str) -> LayerGradient:
-        """The layer of that index or name."""
+        """Return the layer of that index or name."""
         wanted = self.trace.layer(index_or_name)
         return next(gradient for gradient in self.layers if gradient.layer is wanted)
 
@@ -76,10 +88,24 @@ def score_gradients(
     layers: Sequence[int | str] | None = None,
     tokenizer: Any = None,
 ) -> ScoreGradients:
-    """Run `model` forward and back: how much each score matters for one prediction.
+    """Run `model` forward and backward: how much does each score matter for one prediction?
 
-    The prediction is the log-probability of `token` (None: the likeliest) at `position`, summed over the
-    batch; or what `objective` makes of the model's output, one number.
+    Args:
+        model: A loaded model, or any PyTorch model.
+        text_or_tokens: As `trace` takes it.
+        position: Where the prediction is made; -1: at the last token.
+        token: The token whose log-probability is the prediction, summed over the batch; None: the likeliest.
+        objective: Turns the model's output into one number, in place of a log-probability.
+        target: What an encoder-decoder answers.
+        layers: Only these layers, by index or name; None: all.
+        tokenizer: As `trace` takes it.
+
+    Returns:
+        The gradient of every score, by tile.
+
+    Raises:
+        ArgumentError: If the objective does not return one number.
+        TraceError: If the prediction does not depend on a traced layer, or a layer has no scores.
     """
     with torch.enable_grad():
         trace, recorder, output = observe(

@@ -44,9 +44,16 @@ Edit = Callable[..., None]  # given a call, its `Rewrite`, the cells that are me
 
 
 class InterventionRun:
-    """What is changed inside a block, and what of its calls is kept."""
+    """The changes made inside a `with intervene(...)` block, and what its calls keep."""
 
     def __init__(self, model: nn.Module, thread: int | None, hooks: ExitStack) -> None:
+        """Begin with no change.
+
+        Args:
+            model: The module whose calls are changed.
+            thread: Only calls in this thread; None: in all.
+            hooks: What is undone at the end of the block.
+        """
         self._model, self._thread, self._hooks = model, thread, hooks
         self.changes: list[Change] = []
         self.layers: list[str] = model.attention_names if isinstance(model, Model) else []  # by their numbers
@@ -155,7 +162,7 @@ class InterventionRun:
             self._kept[module] = None
 
     def kept(self, module: str) -> Tensor:
-        """The output of a module in the last call."""
+        """Return the output of a module in the last call."""
         output = self._kept.get(module)
         if output is None:
             raise ArgumentError(
@@ -318,9 +325,14 @@ class InterventionRun:
 
 @contextmanager
 def intervene(model: Any, *, this_thread: bool = False) -> Iterator[InterventionRun]:
-    """A block in which calls of `model` run with the changes of an `InterventionRun`.
+    """Change calls of `model` inside a `with` block; after it the model is as it was.
 
-    With `this_thread` calls of the model in other threads stay as they are.
+    Args:
+        model: Any PyTorch model, or one of ours.
+        this_thread: Leave calls of the model in other threads as they are.
+
+    Returns:
+        A context manager. What it gives takes the changes: `gate`, `knock_out`, `patch`, `keep`.
 
     >>> import torch
     >>> model = nn.MultiheadAttention(8, 2, batch_first=True).eval()

@@ -76,32 +76,32 @@ class AnyLayer(Data, ABC):
 
     @abstractmethod
     def block(self, head: int | None, rows: slice, cols: slice, batch: int | None = None) -> WeightBlock:
-        """Weights of `rows` x `cols`, of one head or all (None), of one sequence or all (None)."""
+        """Return weights of `rows` x `cols`, of one head or all (None), of one sequence or all (None)."""
 
     def factors(self, batch: int) -> dict[str, Tensor]:
-        """What gives back every weight of one sequence, by the names that the page knows: here themselves."""
+        """Return what the weights of one sequence are recovered from, by the page's names."""
         return {"values": self.block(None, slice(0, self.n_query), slice(0, self.n_key), batch)[0]}
 
     def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
-        """How one weight came about, as far as the layer holds it: here the weight alone."""
+        """Explain one weight, as far as the layer holds its parts: here the weight alone."""
         cell = self._cell(query, key)
         visible = bool(self.visible(head, *cell, batch))
         return ScoreParts(visible=visible, weight=float(self.tile(head, *cell, batch)))
 
     def key_range(self, rows: slice) -> slice:
-        """The keys that some query of `rows` may see: weights outside are 0."""
+        """Return the keys that some query of `rows` may see: weights outside are 0."""
         return (self.visibility or Visibility()).key_range(rows, self.n_key)
 
     def log_product(self, head: int | None = None, batch: int = 0) -> LogProduct | None:
-        """Queries and keys whose product is score - lse, a weight's logarithm, where there are such."""
+        """Return queries and keys whose product is score - lse, the log of a weight, where there are such."""
         return None
 
     def row_sums(self, rows: slice) -> RowSums:
-        """What each row must sum to: here what it does."""
+        """Return what each row must sum to: here what it does."""
         return self.block(None, rows, slice(0, self.n_key)).sum(-1)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
-        """How many roundings, of what size, a weighted sum of values may be off by."""
+        """Return how many roundings, of what size, a weighted sum of values may be off by."""
         return math.sqrt(self.n_key), 1.0
 
     @property
@@ -125,22 +125,22 @@ class AnyLayer(Data, ABC):
         return self.shape[3]
 
     def tile(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
-        """Weights of `rows` x `cols` of one head: costs its own area only."""
+        """Return weights of `rows` x `cols` of one head: costs its own area only."""
         head_at, batch_at = self._at(head, batch)
         return self.block(head_at, *self._span(rows, cols), batch_at)[0, 0]
 
     def row(self, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
-        """Where one query looks."""
+        """Return the weights of one query."""
         query = whole_index("query", query, self.n_query)
         return self.tile(head, slice(query, query + 1), slice(None), batch)[0]
 
     def column(self, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
-        """How much every query looks at one key."""
+        """Return the weights of all queries on one key."""
         key = whole_index("key", key, self.n_key)
         return self.tile(head, slice(None), slice(key, key + 1), batch)[:, 0]
 
     def weights(self, head: int | None, batch: int | None = 0) -> Matrices:
-        """One head's whole matrix, or those of all heads or sequences (None); warns where it is large."""
+        """Return one head's whole matrix, or those of all heads or sequences (None); warn if it is large."""
         head, batch = self._at(head, batch)
         n_matrix = (self.n_batch if batch is None else 1) * (self.n_head if head is None else 1)
         n_weight = n_matrix * self.n_query * self.n_key
@@ -162,12 +162,12 @@ class AnyLayer(Data, ABC):
         return whole if head is None else whole.select(-3, 0)
 
     def visible(self, head: int, rows: slice, cols: slice, batch: int = 0) -> Bool[Tensor, "rows cols"]:
-        """Which cells of a tile may be looked at: a hidden one is drawn differently from a weight of 0."""
+        """Return which cells of a tile are not masked: a masked one is not drawn as a weight of 0."""
         visible = (self.visibility or Visibility()).part(*self._at(head, batch))
         return visible.tile(*self._span(rows, cols), self.tensors[0].device)[0, 0]
 
     def column_sums(self, head: int | None = None, rows: slice = slice(None), batch: int = 0) -> PerKey:
-        """How much all queries, or those of `rows`, look at each key, of one head or all (None).
+        """Sum the weights of all queries, or of `rows`, on each key, for one head or all (None).
 
         In O(N) memory; a few rows at a time.
         """
@@ -180,13 +180,13 @@ class AnyLayer(Data, ABC):
     def strips(
         self, head: int | None = None, rows: slice = slice(None), batch: int = 0
     ) -> Iterator[tuple[slice, slice, Float[Tensor, "_head rows cols"]]]:
-        """All weights of a sequence in strips: some rows, the keys that they can see, and their weights."""
+        """Yield all weights of a sequence in strips: some rows, the keys that they see, and their weights."""
         head_at, batch_at = self._at(head, batch)
         for strip, cols in self.row_blocks(self.n_head if head is None else 1, rows):
             yield strip, cols, self.block(head_at, strip, cols, batch_at)[0]
 
     def row_blocks(self, n_head: int, rows: slice = slice(None)) -> Iterator[tuple[slice, slice]]:
-        """Slices of queries and the keys they can see, of about BLOCK weights of so many heads."""
+        """Yield slices of queries and the keys they see, of about BLOCK weights of so many heads."""
         rows, _ = self._span(rows, slice(None))
         first = rows.start
         while first < rows.stop:
@@ -211,7 +211,7 @@ class AnyLayer(Data, ABC):
         cols: slice = slice(None),
         batch: int = 0,
     ) -> Float[Tensor, "*head n_row n_col"]:
-        """An overview: the largest or mean weight of each of `n_row` x `n_col` blocks, never query x key.
+        """Pool weights: the largest or the mean of each of `n_row` x `n_col` blocks, never query x key.
 
         Blocks differ by at most one row or column in size. There are no more of them than rows or columns.
         Without a head (None) those of all, head by head.
@@ -245,7 +245,7 @@ class AnyLayer(Data, ABC):
         return slice(query, query + 1), slice(key, key + 1)
 
     def of_head(self, tensor: Tensor, head: int | None, batch: int | None) -> Tensor:
-        """What one head and sequence use of a tensor (batch, head or kv_head, ...), or of all (None)."""
+        """Select what one head and sequence use of a tensor (batch, head or kv_head, ...); None: all."""
         shared = None if head is None else head * tensor.shape[1] // self.n_head
         return chosen(chosen(tensor, 0, batch), 1, shared)
 
@@ -254,20 +254,34 @@ class AnyLayer(Data, ABC):
 class ScoreParts(Data):
     """The numbers behind one weight, as far as they are held: weight = exp(score - lse) of softmax attention.
 
-    Of linear attention q and k are features, lse is the normaliser, and there is no score.
+    For linear attention q and k are features, lse is the normaliser, and there is no score.
+
+    Attributes:
+        visible: Whether the query may see the key.
+        weight: The weight.
+        q: The query vector.
+        k: The key vector.
+        products: q * k entry by entry, or w * tanh(q + k) where scores are additive.
+        additive: Whether scores are additive.
+        scale: What the dot product is multiplied by; None for additive scores.
+        similarity: The scaled sum of the products.
+        softcap: The bound of a softcap, if there is one.
+        bias: What is added to the score.
+        score: The score, softcapped and with its bias; -inf where masked.
+        lse: The log-sum-exp of the row.
     """
 
     visible: bool
     weight: float
     q: tuple[float, ...] = ()
     k: tuple[float, ...] = ()
-    products: tuple[float, ...] = ()  # q * k, or w * tanh(q + k) where the scores are additive
+    products: tuple[float, ...] = ()
     additive: bool = False
-    scale: float | None = None  # additive scores have none
-    similarity: float = 0.0  # scale * sum(products)
+    scale: float | None = None
+    similarity: float = 0.0
     softcap: float | None = None
     bias: float = 0.0
-    score: float | None = None  # softcapped, with its bias; -inf where hidden
+    score: float | None = None
     lse: float | None = None
 
     @property
@@ -281,17 +295,28 @@ class ScoreParts(Data):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LayerTrace(AnyLayer):
-    """Enough of one softmax-attention layer to recover any weight it used."""
+    """Enough of one softmax-attention layer to recover any weight it used.
+
+    Attributes:
+        name: Its name in the model.
+        q: Queries, after rotary positions and QK-norm.
+        k: Keys, likewise.
+        lse: The natural log of each row's sum of exponentials; -inf where the row sees no key. In float64
+            where scores are large, since its rounding would show.
+        rule: How scores are computed and which keys are masked.
+        v: Values, where they were kept.
+        kind: "self" or "cross".
+        uniform_rows: Rows, mostly of padding, whose keys are all masked by one finite number: softmax weighs
+            all of them equally.
+    """
 
     name: str
-    q: Float[Tensor, "batch head query qk_dim"]  # after rotary positions and q/k norm
+    q: Float[Tensor, "batch head query qk_dim"]
     k: Float[Tensor, "batch kv_head key qk_dim"] = field()  # not the None of the base
-    # Natural log; -inf: the row sees no key. In float64 where scores are large: its rounding would show.
     lse: Float[Tensor, "batch head query"]
     rule: ScoreRule = field()
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
-    # Rows of padding, mostly, whose keys are all masked by one finite number: softmax weighs all equally.
     uniform_rows: Bool[Tensor, "_batch _head query"] | None = None
     word: ClassVar[str] = "softmax"
 
@@ -340,7 +365,7 @@ class LayerTrace(AnyLayer):
         return sums if head is None else sums[0]
 
     def row_sums(self, rows: slice) -> RowSums:
-        """What each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
+        """Return what each row must sum to: 1, or 0 where it sees nothing, less what a sink takes."""
         lse = self.lse[:, :, rows]
         wanted = (lse > -math.inf).to(lse.dtype)
         if self.uniform_rows is not None:
@@ -350,7 +375,7 @@ class LayerTrace(AnyLayer):
         return wanted - torch.where(wanted > 0, torch.exp(self.rule.sink[:, None] - lse), 0.0)
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
-        """How many roundings, of what size, a weight may be off by, relative to itself.
+        """Return how many roundings, of what size, a weight may be off by, relative to itself.
 
         A score is off by some roundings of sum |q||k|, which is at most |q| |k|, and its weight by as much of
         itself.
@@ -367,7 +392,7 @@ class LayerTrace(AnyLayer):
         return 2 + math.sqrt(qk_dim), size + (0.0 if bias is None else reach(bias))
 
     def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
-        """How one weight came about: the vectors, their products, scale, bias, softcap, score and lse."""
+        """Explain one weight: the vectors, their products, scale, bias, softcap, score and lse."""
         parts = AnyLayer.score_parts(self, head, query, key, batch)
         rows, cols = self._cell(query, key)
         q, k, lse, rule = self._part(*self._at(head, batch))
@@ -400,22 +425,34 @@ class LayerTrace(AnyLayer):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinearLayerTrace(AnyLayer):
-    """Enough of one kernelised attention layer to recover any weight it never formed.
+    """Enough of one kernelised attention layer to recover any weight, though it never formed one.
 
-    >>> from regard.attention import feature_map
-    >>> q = k = v = torch.zeros(1, 1, 3, 2)
-    >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
-    >>> layer.weights(head=0)[1]
-    tensor([0.5000, 0.5000, 0.0000])
+    Attributes:
+        name: Its name in the model.
+        q: Queries.
+        k: Keys.
+        normaliser: The sum over keys of phi(q_i) . phi(k_j), one for each row; 0 where it sees nothing.
+        feature_map: The function phi.
+        causal: Whether a query sees no later key; queries are at the last positions of the keys.
+        key_mask: False where a key is padding.
+        v: Values, where they were kept.
+        kind: "self" or "cross".
+
+    Example:
+        >>> from regard.attention import feature_map
+        >>> q = k = v = torch.zeros(1, 1, 3, 2)
+        >>> layer = LinearLayerTrace.of("linear", q, k, v, feature_map("elu1"), causal=True)
+        >>> layer.weights(head=0)[1]
+        tensor([0.5000, 0.5000, 0.0000])
     """
 
     name: str
     q: Float[Tensor, "batch head query qk_dim"]
     k: Float[Tensor, "batch kv_head key qk_dim"] = field()
-    normaliser: Float[Tensor, "batch head query"]  # sum_j phi(q_i) . phi(k_j); 0: the row sees nothing
+    normaliser: Float[Tensor, "batch head query"]
     feature_map: FeatureMap
-    causal: bool = False  # the queries stand at the last positions of the keys
-    key_mask: Bool[Tensor, "batch key"] | None = None  # False: padding
+    causal: bool = False
+    key_mask: Bool[Tensor, "batch key"] | None = None
     v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     kind: Kind = "self"
     word: ClassVar[str] = "linear"
@@ -445,7 +482,7 @@ class LinearLayerTrace(AnyLayer):
         key_mask: Bool[Tensor, "batch key"] | None = None,
         keep_v: bool = False,
     ) -> LinearLayerTrace:
-        """The trace of `attend_linear` on these inputs."""
+        """Build the trace of `attend_linear` on these inputs."""
         normaliser = attend_linear(q, k, v, feature_map, causal=causal, key_mask=key_mask).normaliser
         kept = v.detach() if keep_v else None
         return cls(name, q.detach(), k.detach(), normaliser.detach(), feature_map, causal, key_mask, kept)
@@ -463,7 +500,7 @@ class LinearLayerTrace(AnyLayer):
         )
 
     def score_parts(self, head: int, query: int, key: int, batch: int = 0) -> ScoreParts:
-        """The features of one weight, their products and sum, and the normaliser of its row."""
+        """Explain one weight: its features, their products and sum, and the normaliser of its row."""
         parts = AnyLayer.score_parts(self, head, query, key, batch)
         rows, cols = self._cell(query, key)
         at = self._at(head, batch)
@@ -483,23 +520,31 @@ class LinearLayerTrace(AnyLayer):
         return {"q": q, "k": k, "normaliser": self.normaliser[batch]}
 
     def row_sums(self, rows: slice) -> RowSums:
-        """What each row must sum to: 1, or 0 where it sees nothing."""
+        """Return what each row must sum to: 1, or 0 where it sees nothing."""
         return (self.normaliser[:, :, rows] > 0).float()
 
     def rounding(self, rows: slice, cols: slice) -> tuple[float, float]:
-        """How many roundings, of what size, a weight may be off by: of a sum of n positive terms, sqrt(n)."""
+        """Return how many roundings, of what size, a weight may be off by: sqrt(n) for n positive terms."""
         return 4 * math.sqrt(self.n_key + self.feature_map.dim(self.q.shape[3])), 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DenseLayerTrace(AnyLayer):
-    """Weights that somebody already has, as they are."""
+    """Weights that somebody already has, as they are.
+
+    Attributes:
+        name: The name of the layer.
+        values: The weights.
+        kind: "self" or "cross".
+        visibility: Who may look at whom; None where it is unknown.
+        v: Values, where they were kept.
+    """
 
     name: str
     values: Float[Tensor, "batch head query key"]
     kind: Kind = "self"
     visibility: Visibility | None = None
-    v: Float[Tensor, "batch kv_head key v_dim"] | None = None  # where values were kept
+    v: Float[Tensor, "batch kv_head key v_dim"] | None = None
     word: ClassVar[str] = "dense"
 
     def __post_init__(self) -> None:

@@ -49,6 +49,16 @@ class Recorder:
         expect: Expect | None = None,
         keep_graph: bool = False,
     ) -> None:
+        """Begin with nothing recorded.
+
+        Args:
+            layers: Only these layers, by index or name; None: all.
+            keep_v: Keep the values too.
+            dtype: How queries and keys are kept; None: as computed.
+            to_disk: Map the tensors of long texts from temporary files in place of memory.
+            expect: Says which keys may be visible in a layer, where that is known, for its check.
+            keep_graph: Keep the outputs as they are in the autograd graph.
+        """
         if dtype is not None and dtype not in STORAGE:
             raise ArgumentError(
                 f"dtype is how queries and keys are kept: one of {', '.join(map(str, STORAGE))} or None for "
@@ -118,7 +128,7 @@ class Recorder:
             self.checks[check.name] = check
 
     def layer_of(self, name: str, called: AttentionCall) -> Recorded:
-        """What is kept of a call."""
+        """Build the layer that is kept of a call."""
         if called.rule is None:
             assert called.weights is not None  # without a rule the weights are there
             v = self._stored(called.v) if self.keep_v and called.v is not None else None
@@ -136,7 +146,7 @@ class Recorder:
         return LayerTrace(name, q, k, sums, rule, v, called.kind, called.uniform_rows)
 
     def widen(self, v: Tensor) -> None:
-        """More values of the layer taken last, beside those it has."""
+        """Append values to those of the layer taken last."""
         layer = self.rows[self.seen[-1]].last if self.seen[-1] in self.rows else None
         if isinstance(layer, LayerTrace | DenseLayerTrace) and layer.v is not None:
             v = self._stored(v).expand(*layer.v.shape[:3], -1) if layer.v.shape[1] >= v.shape[1] else v

@@ -72,19 +72,33 @@ def trace(
     to_disk: bool = False,
     tokenizer: Any = None,
 ) -> Trace:
-    """Run `model` once and keep every attention weight of it, in memory that grows with the length only.
+    """Run `model` once and keep every attention weight, in memory that grows with the length only.
 
-    `text_or_tokens` is a text, several texts, ids (a tensor or lists), or what a foreign model takes: a
-    mapping of its arguments, or a tuple of them; of a vision model an image (a file's path, one of Pillow's)
-    or several. `target` is what an encoder-decoder answers. `layers` chooses some, by index or name; `keep_v`
-    keeps the values; `dtype` is how queries and keys are kept (None: as computed); `to_disk` maps those of
-    long texts from files that end with them, in place of memory. `tokenizer` turns text into ids, and ids
-    into labels, or is the image processor, where the model has none of its own.
+    Args:
+        model: A loaded model, or any PyTorch model.
+        text_or_tokens: A text, several texts, ids (a tensor or lists), or what a foreign model takes: a
+            mapping of its arguments, or a tuple of them. For a vision model an image (a path, or one of
+            Pillow's) or several.
+        target: What an encoder-decoder answers.
+        layers: Only these layers, by index or name; None: all.
+        keep_v: Keep the values too.
+        dtype: How queries and keys are kept; None: as computed.
+        to_disk: Map the tensors of long texts from temporary files in place of memory.
+        tokenizer: Turns text into ids and ids into labels, or is the image processor, where the model has
+            none of its own.
 
-    >>> from regard.files.loading import load
-    >>> found = trace(load("bert", random=True), "abc", layers=[0])
-    >>> found.tokens[0], found.weights(0, 0).shape
-    (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
+    Returns:
+        The trace: any weight, tile or overview of it can be asked for.
+
+    Raises:
+        TraceError: If no attention was seen, or what was seen cannot be explained.
+        ArgumentError: If the input is empty, or an argument does not fit the model.
+
+    Example:
+        >>> from regard.files.loading import load
+        >>> found = trace(load("bert", random=True), "abc", layers=[0])
+        >>> found.tokens[0], found.weights(0, 0).shape
+        (('<cls>', 'a', 'b', 'c', '<sep>'), torch.Size([5, 5]))
     """
     with torch.no_grad():
         kept = {"keep_v": keep_v, "dtype": dtype, "to_disk": to_disk}

@@ -37,6 +37,7 @@ _MARKS = (
     "unverified",
     "not_seen",
     "changed",
+    "one_query",
     "also_used",
     "layout",
     "as_returned",
@@ -48,15 +49,23 @@ _SMALL_COST = 1 << 28  # weights read for them: about a second's work
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerCheck(Data):
-    """What a captured layer was found to be, on a few of its rows."""
+    """What the check of a traced layer found, on a few of its rows.
+
+    Attributes:
+        name: The layer.
+        output: The largest difference of the recovered output from the model's own; None: not seen.
+        output_allowed: How large rounding alone may make it.
+        row_sum: The largest distance of a row's sum from 1.
+        row_sum_allowed: How large rounding alone may make that.
+        hidden: The largest weight of a row on the future and on padding, where there must be none. None for
+            a foreign model, whose masks are its own affair: the trace shows what it looks at.
+    """
 
     name: str
-    output: float | None  # largest difference of the recovered output from the model's own; None: not seen
-    output_allowed: float  # what rounding alone may make of it
-    row_sum: float  # largest distance of a row's sum from 1
+    output: float | None
+    output_allowed: float
+    row_sum: float
     row_sum_allowed: float
-    # The largest weight of a row on the future and on padding, where there must be none. None: not known of
-    # a foreign model, whose masks are its own affair; what it looks at is what the trace shows.
     hidden: float | None
 
     @property
@@ -69,7 +78,11 @@ class LayerCheck(Data):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TraceChecks(Data):
-    """What every layer's self-check found."""
+    """What the checks of all layers found.
+
+    Attributes:
+        layers: One check for each layer.
+    """
 
     layers: tuple[LayerCheck, ...] = ()
     word: ClassVar[str] = "Checks"  # as files have it
@@ -177,18 +190,30 @@ class Trace(Data):
     """Tokens and every attention layer of one forward pass, any weight of which can be asked for.
 
     `layer` is an index or a name. Indices count from 0, and from the end where negative.
+
+    Attributes:
+        layers: The attention layers, in the order they ran.
+        tokens: What the queries are, one line for each sequence of the batch.
+        source_tokens: What the encoder of an encoder-decoder read.
+        ids: The token ids.
+        key_mask: False where a token is padding; None: no token is.
+        text: The texts.
+        facts: What is known about the model and the run.
+        checks: What the check of every layer found.
+        grid: For a vision model, where in the image its positions are.
+        timeline: For a speech model, when the positions of its encoder are.
     """
 
     layers: tuple[AnyLayer, ...]
-    tokens: tuple[tuple[str, ...], ...] = ()  # of the queries, one line for each sequence of the batch
-    source_tokens: tuple[tuple[str, ...], ...] = ()  # what the encoder read, in an encoder-decoder
+    tokens: tuple[tuple[str, ...], ...] = ()
+    source_tokens: tuple[tuple[str, ...], ...] = ()
     ids: Int[Tensor, "batch position"] | None = None
-    key_mask: Bool[Tensor, "batch position"] | None = None  # False: padding; None: no token is
+    key_mask: Bool[Tensor, "batch position"] | None = None
     text: tuple[str, ...] | None = None
     facts: Mapping[str, Plain] = field(default_factory=dict)
     checks: TraceChecks = field(default_factory=TraceChecks)
-    grid: Grid | None = None  # of a vision model: where in the image its positions are
-    timeline: Timeline | None = None  # of a speech model: when the positions of its encoder are
+    grid: Grid | None = None
+    timeline: Timeline | None = None
     older_names: ClassVar[Mapping[str, str]] = {"real": "key_mask"}
 
     def __post_init__(self) -> None:
@@ -240,7 +265,7 @@ class Trace(Data):
         return sum({(t.data_ptr(), t.dtype): t.numel() * t.element_size() for t in self.tensors}.values())
 
     def layer(self, index_or_name: Which) -> AnyLayer:
-        """The layer of that index or name."""
+        """Return the layer of that index or name."""
         if isinstance(index_or_name, int):
             return self.layers[whole_index("layer", index_or_name, len(self.layers))]
         if index_or_name not in self.names:
@@ -248,36 +273,36 @@ class Trace(Data):
         return self.layers[self.names.index(index_or_name)]
 
     def tile(self, layer: Which, head: int, rows: slice, cols: slice, batch: int = 0) -> Tile:
-        """Weights of `rows` x `cols` of one head: costs its own area only."""
+        """Return weights of `rows` x `cols` of one head: costs its own area only."""
         return self.layer(layer).tile(head, rows, cols, batch)
 
     def row(self, layer: Which, head: int, query: int, batch: int = 0) -> Float[Tensor, "key"]:
-        """Where one query looks."""
+        """Return the weights of one query."""
         return self.layer(layer).row(head, query, batch)
 
     def column(self, layer: Which, head: int, key: int, batch: int = 0) -> Float[Tensor, "query"]:
-        """How much every query looks at one key."""
+        """Return the weights of all queries on one key."""
         return self.layer(layer).column(head, key, batch)
 
     def column_sums(
         self, layer: Which, head: int | None = None, rows: slice = slice(None), batch: int = 0
     ) -> PerKey:
-        """How much all queries, or those of `rows`, look at each key, of one head or all (None): O(N)."""
+        """Sum the weights of all queries, or of `rows`, on each key, for one head or all (None): O(N)."""
         return self.layer(layer).column_sums(head, rows, batch)
 
     def weights(self, layer: Which, head: int | None, batch: int | None = 0) -> Matrices:
-        """One head's whole matrix; None for all heads, or all sequences, which then have an axis."""
+        """Return one head's whole matrix; None for all heads, or all sequences, which then have an axis."""
         return self.layer(layer).weights(head, batch)
 
     def to_numpy(self, layer: Which, head: int | None = None, batch: int | None = 0) -> np.ndarray:
-        """`weights` as a NumPy array, of float32 at least."""
+        """Return `weights` as a NumPy array, of float32 at least."""
         weights = self.weights(layer, head, batch)
         return weights.to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()
 
     def to_dataframe(self, layer: Which, head: int | None = None, batch: int = 0) -> Any:
-        """Every weight that may be other than 0 as a row of a pandas table: head, query, key, their tokens.
+        """Return every weight as a row of a pandas table: head, query, key, their tokens.
 
-        Hidden cells are left out.
+        Masked cells are left out.
         """
         traced = self.layer(layer)
         heads = range(traced.n_head) if head is None else [whole_index("head", head, traced.n_head)]
@@ -300,15 +325,15 @@ class Trace(Data):
         cols: slice = slice(None),
         batch: int = 0,
     ) -> Float[Tensor, "*head n_row n_col"]:
-        """An overview of one head or all (None): the largest or mean weight of `n_row` x `n_col` blocks."""
+        """Pool one head or all (None): the largest or mean weight of `n_row` x `n_col` blocks."""
         return self.layer(layer).pooled(head, n_row, n_col, how, rows, cols, batch)
 
     def query_tokens(self, layer: Which, batch: int = 0) -> tuple[str, ...]:
-        """What labels the rows of a layer's weights: tokens, or positions where their number does not fit."""
+        """Label the rows of a layer's weights: tokens, or positions where their number does not fit."""
         return self._labels(self.layer(layer), batch, 2)
 
     def key_tokens(self, layer: Which, batch: int = 0) -> tuple[str, ...]:
-        """What labels the columns: in cross-attention the source, else the tokens themselves."""
+        """Label the columns: with the source in cross-attention, else with the tokens themselves."""
         return self._labels(self.layer(layer), batch, 3)
 
     def _in_encoder(self, layer: AnyLayer) -> bool:
@@ -374,7 +399,7 @@ class Trace(Data):
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """The trace in a file that `save` wrote; its tensors stay in the file until they are looked at."""
+        """Load the trace that `save` wrote; its tensors stay in the file until they are looked at."""
         return store.read(Path(path), cls.from_dict)
 
     @classmethod
@@ -386,7 +411,7 @@ class Trace(Data):
         *,
         name: str = "weights",
     ) -> Trace:
-        """A trace of weights one already has, NumPy or torch: every picture and measure works on them.
+        """Wrap weights that you already have, NumPy or torch: every picture and measure works on them.
 
         1-D is one row (key), 2-D (query, key), 3-D (head, query, key), 4-D (batch, head, query, key) and
         5-D (layer, batch, head, query, key). Several layers may also come as a list of 4-D arrays, as

@@ -368,6 +368,7 @@ class AttentionInterceptor(TorchFunctionMode):
         self.token: Any = None  # of the layer that was seen last: its second use has the same
         # Of each softmax the uses of its weights: a token, the weights while they live, values so far.
         self.layers: dict[by_hand.SoftmaxUse, list[tuple[Any, Any, int]]] = {}
+        self.of_windows: list[str] = []  # layers each of whose places has keys of its own
         self.rewritten: list[str] = []  # where a softmax was taken that is not what met the values
         self.layouts = layouts or {}  # as measured, by the names of layers
         self.raw = raw  # where given, the weights of each layer are put here, and nothing else is done
@@ -389,6 +390,8 @@ class AttentionInterceptor(TorchFunctionMode):
             "not_seen": ", ".join(_not_seen(model, seen, uses, self.follow.notes)),
             "changed": "weights are changed after their softmax (gated, mixed, cut into blocks), and held as "
             f"they met the values, in {changed}" * bool(changed),
+            "one_query": "each place has keys of its own (a window, or a pooled head), and is counted as a "
+            f"sequence or head of one query, in {', '.join(self.of_windows)}" * bool(self.of_windows),
             "also_used": "; ".join(
                 f"the softmax of {name} is also used by {how}: that use is not followed"
                 for name, how in also.items()
@@ -613,6 +616,8 @@ class AttentionInterceptor(TorchFunctionMode):
                 known_uses.append((None, weakref.ref(met), 0))
             return out
         layout = self._layout(self.named[-1], caller, lead)
+        if written.one_query and len(lead) > 1:
+            self.of_windows.append(self.named[-1])
         four = layout.four
 
         def arranged(out: Tensor) -> Tensor:

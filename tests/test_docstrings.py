@@ -19,7 +19,6 @@ import regard
 INCOMPLETE = {
     "costs",
     "heads",
-    "layers",
 }
 
 # What a function does, in the imperative. A new verb is added here on purpose, so that a noun is not.

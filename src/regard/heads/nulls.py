@@ -234,5 +234,7 @@ def _architecture(loaded: Loaded) -> str:
     if not isinstance(model, Foreign):
         config = getattr(model, "config", None)
         return f"{__version__} {model.family} {config} {dtype} {tokenizer}"
-    weights = [f"{tuple(p.shape)} {float(p.float().std()):.3g}" for p in model.parameters() if p.ndim >= 2]
+    weights = [
+        f"{tuple(p.shape)} {float(p.detach().float().std()):.3g}" for p in model.parameters() if p.ndim >= 2
+    ]
     return f"{__version__} {type(model).__name__} {weights} {dtype} {tokenizer}"

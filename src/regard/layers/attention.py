@@ -43,12 +43,27 @@ def reported(
 
 
 def split_heads(x: Float[Tensor, "batch position merged"], n_head: int) -> Heads:
-    """Neighbouring dimensions go to the same head."""
+    """Split the last dimension into heads; neighbouring dimensions go to the same head.
+
+    Args:
+        x: ``(batch, position, n_head * dim)``.
+        n_head: Number of heads.
+
+    Returns:
+        ``(batch, n_head, position, dim)``.
+    """
     return rearrange(x, "batch position (head dim) -> batch head position dim", head=n_head)
 
 
 def merge_heads(x: Heads) -> Float[Tensor, "batch position merged"]:
-    """The inverse of `split_heads`."""
+    """Merge heads into one dimension, as the inverse of `split_heads`.
+
+    Args:
+        x: ``(batch, head, position, dim)``.
+
+    Returns:
+        ``(batch, position, head * dim)``.
+    """
     return rearrange(x, "batch head position dim -> batch position (head dim)")
 
 
@@ -61,20 +76,16 @@ def rule_at(rule: ScoreRule, visible: Visibility | None, start: int) -> ScoreRul
 
 
 class MultiHeadAttention(nn.Module):
-    """Several attentions side by side, each over its own projection (Vaswani et al. 2017, 3.2.2).
+    """Multi-head attention: several heads in parallel, each with its own projections (Vaswani et al. 2017).
 
-    `layer(x)` is self-attention, `layer(x, memory)` cross-attention. `n_kv_head` below `n_head` makes it
-    grouped (Ainslie et al. 2023), 1 makes it multi-query (Shazeer 2019). Sizes of a head are free of
-    `model_dim / n_head`: the output projection always returns `model_dim`. A `feature_map` (elu1, relu,
-    quadratic, favor) makes it linear: time and memory O(N), and a state of fixed size in place of the cache.
+    `layer(x)` is self-attention, `layer(x, memory)` cross-attention. The size of a head need not be
+    `model_dim / n_head`: the output projection always returns `model_dim`. With a `feature_map` the layer is
+    linear: time and memory are O(N), and a state of fixed size takes the place of cached keys and values.
 
-    `softcap` bounds the scores; `qk_norm` (its eps) puts an RMS norm on each head's queries and keys, before
-    they turn; `sinks` learns a score for each head that takes part in the softmax and has no value; `alibi`
-    lowers scores with distance; `output_gate` multiplies heads by a sigmoid of the input.
-
-    >>> layer = MultiHeadAttention(model_dim=8, n_head=4, n_kv_head=2, v_dim=6)
-    >>> layer(torch.randn(1, 3, 8)).shape
-    torch.Size([1, 3, 8])
+    Example:
+        >>> layer = MultiHeadAttention(model_dim=8, n_head=4, n_kv_head=2, v_dim=6)
+        >>> layer(torch.randn(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
     """
 
     def __init__(
@@ -99,6 +110,43 @@ class MultiHeadAttention(nn.Module):
         alibi: bool = False,
         output_gate: bool = False,
     ) -> None:
+        """Create the layer with freshly initialised projections.
+
+        Args:
+            model_dim: Size of the input and output vectors.
+            n_head: Number of query heads.
+            n_kv_head: Number of key and value heads; it must divide `n_head`. Fewer than `n_head` is
+                grouped-query attention (Ainslie et al. 2023), 1 is multi-query (Shazeer 2019).
+                Default: `n_head`.
+            qk_dim: Size of a head's queries and keys. Default: `model_dim / n_head`.
+            v_dim: Size of a head's values. Default: `model_dim / n_head`.
+            memory_dim: Size of the vectors of `memory` in cross-attention. Default: `model_dim`.
+            bias: Whether the projections (query, key, value, gate) have a bias.
+            out_bias: Whether the output projection has a bias. Default: the same as `bias`.
+            scale: Factor of the dot products. Default: 1 / sqrt(qk_dim).
+            dropout: Dropout probability of the attention weights, in training mode.
+            causal: Whether a query sees only keys up to its own position.
+            window: A query sees only keys less than this many positions away, itself included.
+                Default: any distance.
+            feature_map: Makes the attention linear: a name (elu1, relu, quadratic, favor) or a `FeatureMap`.
+                Default: softmax attention.
+            softcap: Scores become cap * tanh(score / cap) (Gemma 2). Default: scores are not capped.
+            qk_norm: Epsilon of an RMS norm on each head's queries and keys, applied before they are rotated.
+                Default: no norm.
+            sinks: Whether each head learns the score of a sink, which takes part in the softmax and has no
+                value (gpt-oss).
+            alibi: Whether scores are lowered in proportion to distance (ALiBi, Press et al. 2022).
+            output_gate: Whether the heads' outputs are multiplied by a sigmoid of the layer's input
+                (Qiu et al. 2025).
+
+        Raises:
+            ShapeError: If a size is below 1, or `n_head` is not a multiple of `n_kv_head`, or `model_dim` is
+                not a multiple of `n_head` where a head's size is left to the default.
+            ArgumentError: If `dropout`, `window`, `softcap` or `scale` is out of range, or the feature map's
+                name is unknown.
+            UnsupportedError: If `feature_map` is combined with an option that needs scores: dropout, scale,
+                window, softcap, sinks or alibi.
+        """
         super().__init__()
         n_kv_head = n_head if n_kv_head is None else n_kv_head
         qk_dim, v_dim = head_dims(model_dim, n_head, qk_dim, v_dim)
@@ -142,10 +190,31 @@ class MultiHeadAttention(nn.Module):
         name: str = "attention",
         return_weights: bool = False,
     ) -> Vectors | tuple[Vectors, Float[Tensor, "batch head position key"]]:
-        """The layer's output, and all weights (before dropout) where `return_weights` asks for them.
+        """Attend from `x` to itself, or to `memory` where it is given.
 
-        `visible` is combined with the layer's own causality; with a `cache` the queries stand after what it
-        holds. `rotary` holds the cosines and sines of these positions.
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+            memory: What to attend to in cross-attention, ``(batch, key, memory_dim)``. Default: `x`.
+            visible: Which keys each query may look at, combined with the layer's own causality and window.
+            bias: Added to the scores. Default: nothing.
+            rotary: Cosines and sines of the positions of `x`, which rotate queries and keys.
+                Default: no rotation.
+            cache: Keys and values of earlier positions. The new ones are appended, and the queries are at the
+                positions that follow. In cross-attention it is filled once, from `memory`.
+            record: Callback that is given what the attention used and computed, and may replace its output.
+            name: Name of the layer in calls of `record`.
+            return_weights: Whether to return the attention weights too.
+
+        Returns:
+            The outputs, ``(batch, position, model_dim)``. With `return_weights`, also the weights before
+            dropout, ``(batch, head, position, key)``; a linear layer with a cache returns those of the new
+            keys only.
+
+        Raises:
+            ShapeError: If `x` or `memory` has another shape, dtype or device than the layer expects, or does
+                not fit the cache.
+            UnsupportedError: If the layer has ALiBi and a `bias` is given, or if it is linear and a `bias`, a
+                window or a mask of single query-key pairs is given.
         """
         check_input("x", x, self.model_dim, self.query.weight)
         if memory is not None:
@@ -232,14 +301,28 @@ class MultiHeadAttention(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """Scores w . tanh(W_q q + W_k k) (Bahdanau et al. 2015), through the same door as all attention.
+    """Additive attention: scores are w . tanh(W_q q + W_k k) (Bahdanau et al. 2015).
 
-    Returns the context of each query, and all weights (before dropout) where asked.
+    It is computed by the same function as all other softmax attention, with one head. The values are not
+    projected.
     """
 
     def __init__(
         self, query_dim: int, key_dim: int, hidden_dim: int, *, bias: bool = False, dropout: float = 0.0
     ) -> None:
+        """Create the layer with freshly initialised projections.
+
+        Args:
+            query_dim: Size of the queries.
+            key_dim: Size of the keys.
+            hidden_dim: Size to which both are projected, and of the vector w.
+            bias: Whether the two projections have a bias.
+            dropout: Dropout probability of the attention weights, in training mode.
+
+        Raises:
+            ShapeError: If a size is below 1.
+            ArgumentError: If `dropout` is not at least 0 and below 1.
+        """
         super().__init__()
         check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
         check_dropout(dropout)
@@ -260,7 +343,24 @@ class AdditiveAttention(nn.Module):
         name: str = "attention",
         projected_keys: Float[Tensor, "batch 1 key hidden"] | None = None,
     ) -> Float[Tensor, "batch query v_dim"]:
-        """The context of each query. `projected_keys` saves projecting the same keys at every step."""
+        """Compute the context of each query: the weighted sum of the values.
+
+        Args:
+            queries: ``(batch, query, query_dim)``.
+            keys: ``(batch, key, key_dim)``.
+            values: ``(batch, key, v_dim)``.
+            visible: Which keys each query may look at. Default: all.
+            record: Callback that is given what the attention used and computed, and may replace its output.
+            name: Name of the layer in calls of `record`.
+            projected_keys: What `project_keys(keys)` returned, ``(batch, 1, key, hidden_dim)``, so that a
+                decoder need not project the same keys at every step. Default: projected here.
+
+        Returns:
+            ``(batch, query, v_dim)``.
+
+        Raises:
+            ShapeError: If an input has another shape, dtype or device than the layer expects.
+        """
         q = _as_one_head("queries", queries, self.query)
         k = self.project_keys(keys) if projected_keys is None else projected_keys
         check_rank("values", values, ("batch", "key", "v_dim"))
@@ -272,11 +372,11 @@ class AdditiveAttention(nn.Module):
         return reported(record, name, q, k, v, out, lse, rule)[:, 0]
 
     def project_keys(self, keys: Float[Tensor, "batch key key_dim"]) -> Float[Tensor, "batch 1 key hidden"]:
-        """W_k k, as one head."""
+        """Return W_k k as a single head, ``(batch, 1, key, hidden_dim)``."""
         return _as_one_head("keys", keys, self.key)
 
     def rule(self, visible: Visibility | None = None) -> ScoreRule:
-        """The score rule, for queries and keys already projected."""
+        """Return the score rule, for queries and keys that are already projected."""
         return ScoreRule(additive=self.score, visible=visible or Visibility())
 
     def weights(
@@ -285,7 +385,7 @@ class AdditiveAttention(nn.Module):
         keys: Float[Tensor, "batch key key_dim"],
         visible: Visibility | None = None,
     ) -> Float[Tensor, "batch query key"]:
-        """All weights."""
+        """Compute all attention weights, ``(batch, query, key)``, without dropout."""
         q, k = _as_one_head("queries", queries, self.query), self.project_keys(keys)
         return attention.weights(q, k, self.rule(visible))[:, 0]
 

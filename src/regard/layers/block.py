@@ -27,11 +27,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or gated: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+    """Feed-forward network: down(act(up(x))), or gated: down(act(gate(x)) * up(x)) (Shazeer 2020)."""
 
     def __init__(
         self, model_dim: int, ff_dim: int, *, activation: str, gated: bool, bias: bool, dropout: float
     ) -> None:
+        """Create the network with freshly initialised weights.
+
+        Args:
+            model_dim: Size of the input and output vectors.
+            ff_dim: Size of the hidden layer.
+            activation: relu, gelu, gelu_tanh or silu.
+            gated: Whether the activation is applied to a gate, which multiplies the hidden layer.
+            bias: Whether the linear layers have a bias.
+            dropout: Dropout probability of the hidden activations, in training mode.
+
+        Raises:
+            ShapeError: If a size is below 1.
+            ArgumentError: If the activation is unknown, or `dropout` is not at least 0 and below 1.
+        """
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}. Got {activation!r}.")
@@ -44,6 +58,14 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Vectors) -> Vectors:
+        """Apply the network to every position by itself.
+
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+
+        Returns:
+            ``(batch, position, model_dim)``.
+        """
         up = self.up(x)
         hidden = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
         out: Tensor = self.down(self.dropout(hidden))
@@ -52,32 +74,71 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """What one block is made of; the families differ in these fields."""
+    """Options of a Transformer block; the model families differ in these fields.
+
+    Attributes:
+        model_dim: Size of the vectors between blocks.
+        n_head: Number of query heads.
+        ff_dim: Size of the feed-forward network's hidden layer.
+        n_kv_head: Number of key and value heads. None: `n_head` (multi-head).
+        qk_dim: Size of a head's queries and keys. None: `model_dim / n_head`.
+        v_dim: Size of a head's values. None: `model_dim / n_head`.
+        norm: LayerNorm ("layer") or RMSNorm ("rms").
+        norm_first: Whether norms come before attention and feed-forward (pre-norm), or after the residual is
+            added (post-norm).
+        norm_after: Whether the outputs of attention and feed-forward have a norm too, before they are added
+            to the residual (Gemma 2 and 3). Pre-norm only.
+        parallel: Whether the feed-forward network reads the block's input, as attention does, and both
+            outputs are added to it (GPT-NeoX). Pre-norm only.
+        norm_eps: Epsilon of all norms.
+        activation: Activation of the feed-forward network: relu, gelu, gelu_tanh or silu.
+        gated: Whether the feed-forward network is gated (Shazeer 2020).
+        attention_bias: Whether the attention's projections have a bias.
+        out_bias: Whether the attention's output projection has a bias. None: the same as `attention_bias`.
+        ff_bias: Whether the feed-forward network's linear layers have a bias.
+        scale: Factor of the dot products. None: 1 / sqrt(qk_dim).
+        feature_map: Name of a feature map: linear attention in place of softmax. None: softmax.
+        window: In causal self-attention a query sees only keys less than this many positions away, itself
+            included. None: any distance.
+        softcap: Scores become cap * tanh(score / cap) (Gemma 2). None: scores are not capped.
+        qk_norm: Whether each head's queries and keys have an RMS norm (Qwen3, Gemma 3).
+        sinks: Whether each head learns the score of a sink, which takes part in the softmax and has no value
+            (gpt-oss).
+        alibi: Whether scores are lowered in proportion to distance (Press et al. 2022).
+        output_gate: Whether the heads' outputs are multiplied by a sigmoid of the attention's input
+            (Qiu et al. 2025).
+        dropout: Dropout probability of attention weights (softmax attention only), hidden activations and
+            what is added to the residual.
+
+    Raises:
+        ArgumentError: If a field has another type or is out of range, or `norm_after` or `parallel` is
+            combined with post-norm.
+    """
 
     model_dim: int
     n_head: int
     ff_dim: int
-    n_kv_head: int | None = None  # None: n_head (multi-head)
-    qk_dim: int | None = None  # None: model_dim / n_head
+    n_kv_head: int | None = None
+    qk_dim: int | None = None
     v_dim: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     norm_first: bool = True
-    norm_after: bool = False  # another norm on what attention and feed-forward give (Gemma 2 and 3)
-    parallel: bool = False  # feed-forward reads what attention reads, and both are added (GPT-NeoX)
+    norm_after: bool = False
+    parallel: bool = False
     norm_eps: float = 1e-5
     activation: str = "gelu"
     gated: bool = False
     attention_bias: bool = True
-    out_bias: bool | None = None  # of the output projection; None: as attention_bias
+    out_bias: bool | None = None
     ff_bias: bool = True
-    scale: float | None = None  # None: 1 / sqrt(qk_dim)
-    feature_map: str | None = None  # a feature map's name: linear attention in place of softmax
+    scale: float | None = None
+    feature_map: str | None = None
     window: int | None = None
-    softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
-    qk_norm: bool = False  # an RMS norm on each head's queries and keys (Qwen3, Gemma 3)
-    sinks: bool = False  # a learned score for each head beside its keys' (gpt-oss)
-    alibi: bool = False  # scores fall with distance (Press et al. 2022)
-    output_gate: bool = False  # heads times a sigmoid of the layer's input (Qiu et al. 2025)
+    softcap: float | None = None
+    qk_norm: bool = False
+    sinks: bool = False
+    alibi: bool = False
+    output_gate: bool = False
     dropout: float = 0.0
     ranges: ClassVar[Ranges] = {
         **dict.fromkeys("model_dim n_head ff_dim n_kv_head qk_dim v_dim window".split(), (1, math.inf)),
@@ -98,9 +159,25 @@ def make_norm(config: BlockConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention where `cross`, feed-forward: each with a residual and a norm."""
+    """A Transformer block: self-attention, optional cross-attention and a feed-forward network.
+
+    Each has a residual connection and a norm.
+    """
 
     def __init__(self, config: BlockConfig, *, causal: bool = False, cross: bool = False) -> None:
+        """Create the block with freshly initialised weights.
+
+        Args:
+            config: Sizes and options.
+            causal: Whether self-attention sees only keys up to the query's own position.
+            cross: Whether the block has cross-attention, between self-attention and feed-forward.
+
+        Raises:
+            ShapeError: If the sizes do not fit together.
+            ArgumentError: If an option is unknown or out of range, or `cross` is combined with `norm_after`
+                or `parallel`.
+            UnsupportedError: If a feature map is combined with an option that needs scores.
+        """
         super().__init__()
         self.norm_first, self.parallel = config.norm_first, config.parallel
         self.attention = MultiHeadAttention(**attention_options(config, causal=causal))
@@ -130,7 +207,28 @@ class Block(nn.Module):
         record: Record | None = None,
         name: str = "block",
     ) -> Vectors:
-        """The block's output. `record` gets the attention as `name`.self and `name`.cross."""
+        """Apply the block.
+
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+            memory: The encoder's output, ``(batch, memory_position, model_dim)``, for cross-attention.
+            visible: Which positions each query may look at, combined with the block's own causality.
+            memory_visible: Which positions of the memory each query may look at. Default: all.
+            bias: Added to the scores of self-attention. Default: nothing.
+            rotary: Cosines and sines of the positions of `x`, for self-attention. Default: no rotation.
+            cache: Keys and values of earlier positions; the new ones are appended.
+            cross_cache: Keys and values of the memory, filled at the first call.
+            record: Callback that is given what attention used and computed, and may replace its output.
+            name: Prefix of the names in calls of `record`: `name`.self and `name`.cross.
+
+        Returns:
+            ``(batch, position, model_dim)``.
+
+        Raises:
+            ArgumentError: If `memory` is missing in a block with cross-attention, or given to one without.
+            ShapeError: If an input has another shape, dtype or device than the layers expect.
+            UnsupportedError: If the attention cannot use the `bias` or mask given.
+        """
         if self.cross is None and memory is not None:
             raise ArgumentError("a block without cross-attention takes no `memory`: build with cross=True.")
         if self.cross is not None and memory is None:

@@ -22,6 +22,14 @@ class LayerCache:
     """
 
     def __init__(self, block: int = 256) -> None:
+        """Create an empty cache.
+
+        Args:
+            block: The buffers' capacity is a multiple of this many positions.
+
+        Raises:
+            ArgumentError: If `block` is below 1.
+        """
         if block < 1:
             raise ArgumentError(f"block is how many positions the buffers grow by: at least 1. Got {block}.")
         self.block = block
@@ -49,7 +57,19 @@ class LayerCache:
     def append(
         self, k: Float[Tensor, "batch kv_head new qk_dim"], v: Float[Tensor, "batch kv_head new v_dim"]
     ) -> tuple[Keys, Values, int]:
-        """All keys and values with the new ones at the end, and the position where the new ones start."""
+        """Append new keys and values.
+
+        Args:
+            k: New keys, ``(batch, kv_head, new, qk_dim)``.
+            v: New values, ``(batch, kv_head, new, v_dim)``.
+
+        Returns:
+            All keys and all values held, the new ones last, ``(batch, kv_head, key, dim)``, and the index of
+            the first new one.
+
+        Raises:
+            ShapeError: If `k` and `v` do not fit together, or do not fit what the cache holds.
+        """
         check_rank("k", k, KEY_WORDS)
         check_rank("v", v, VALUE_WORDS)
         if k.shape[:3] != v.shape[:3]:
@@ -133,7 +153,14 @@ class LayerCache:
         self._n_gone += before - self.length
 
     def of_held(self, flags: Bool[Tensor, "batch _read"] | None) -> Bool[Tensor, "batch kv_head key"] | None:
-        """Flags of all positions that were read, for those that are held."""
+        """Return the flags of the positions that are held, out of those of all positions that were read.
+
+        Args:
+            flags: ``(batch, read)``, or None.
+
+        Returns:
+            ``(batch, kv_head, key)``; None without flags, or while no keys are held.
+        """
         if flags is None or self._k is None:
             return None
         if self.held is None:
@@ -193,18 +220,32 @@ class LayerCache:
 class KVCache:
     """One `LayerCache` for each layer, and for an encoder-decoder those of the memory.
 
-    >>> import torch
-    >>> cache = KVCache(n_layer=1)
-    >>> k, v, start = cache[0].append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
-    >>> start, cache.length, cache.bytes
-    (0, 3, 192)
+    Attributes:
+        layers: The cache of each layer's self-attention; `cache[i]` is `cache.layers[i]`.
+        cross: The cache of each layer's cross-attention, filled once, from the memory.
+
+    Example:
+        >>> import torch
+        >>> cache = KVCache(n_layer=1)
+        >>> k, v, start = cache[0].append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+        >>> start, cache.length, cache.bytes
+        (0, 3, 192)
     """
 
     def __init__(self, n_layer: int, *, block: int = 256) -> None:
+        """Create an empty cache.
+
+        Args:
+            n_layer: Number of layers.
+            block: The buffers' capacity is a multiple of this many positions.
+
+        Raises:
+            ArgumentError: If `n_layer` is negative, or `block` is below 1.
+        """
         if n_layer < 0:
             raise ArgumentError(f"n_layer must not be negative. Got {n_layer}.")
         self.layers = [LayerCache(block) for _ in range(n_layer)]
-        self.cross = [LayerCache(block=1) for _ in range(n_layer)]  # filled once, from the memory
+        self.cross = [LayerCache(block=1) for _ in range(n_layer)]
 
     def __repr__(self) -> str:
         return f"KVCache({len(self)} layers, {self.length} positions, {self.bytes / 1e6:.1f} MB)"

@@ -10,17 +10,19 @@ from regard.layers.attention import check_input, head_dims, merge_heads, split_h
 
 
 class DeltaAttention(nn.Module):
-    """Causal self-attention by a memory of fixed size, which says what it has wrong before it learns it.
+    """Causal self-attention with a state of fixed size, updated by the gated delta rule.
 
-    Queries and keys have length 1. How much a token writes, and how much of the memory fades before, are
-    sigmoids of the token, for each head. One token after another, with the `state` that was returned before,
-    gives what a whole sequence gives.
+    Each token corrects what the state predicts for its key. Queries and keys are normalised to length 1. How
+    strongly a token writes, and how much of the state is kept before it does, are sigmoids of the token, for
+    each head. Processing one token at a time, with the `state` returned before, gives the same outputs as the
+    whole sequence at once.
 
-    >>> import torch
-    >>> layer = DeltaAttention(model_dim=8, n_head=2)
-    >>> out, state = layer(torch.randn(1, 5, 8))
-    >>> out.shape, state.shape
-    (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 4]))
+    Example:
+        >>> import torch
+        >>> layer = DeltaAttention(model_dim=8, n_head=2)
+        >>> out, state = layer(torch.randn(1, 5, 8))
+        >>> out.shape, state.shape
+        (torch.Size([1, 5, 8]), torch.Size([1, 2, 4, 4]))
     """
 
     def __init__(
@@ -32,6 +34,19 @@ class DeltaAttention(nn.Module):
         v_dim: int | None = None,
         bias: bool = False,
     ) -> None:
+        """Create the layer with freshly initialised projections.
+
+        Args:
+            model_dim: Size of the input and output vectors.
+            n_head: Number of heads.
+            qk_dim: Size of a head's queries and keys. Default: `model_dim / n_head`.
+            v_dim: Size of a head's values. Default: `model_dim / n_head`.
+            bias: Whether the query, key, value and output projections have a bias; the gates always do.
+
+        Raises:
+            ShapeError: If a size is below 1, or `model_dim` is not a multiple of `n_head` where a head's size
+                is left to the default.
+        """
         super().__init__()
         qk_dim, v_dim = head_dims(model_dim, n_head, qk_dim, v_dim)
         check_sizes(model_dim=model_dim, n_head=n_head, qk_dim=qk_dim, v_dim=v_dim)
@@ -43,7 +58,19 @@ class DeltaAttention(nn.Module):
         self.out = nn.Linear(n_head * v_dim, model_dim, bias)
 
     def forward(self, x: Vectors, state: State | None = None) -> tuple[Vectors, State]:
-        """The outputs, and the state after the last token; `state` is that of the tokens before these."""
+        """Attend causally, starting from `state`.
+
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+            state: State after the preceding tokens, ``(batch, head, qk_dim, v_dim)``. Default: empty.
+
+        Returns:
+            The outputs, ``(batch, position, model_dim)``, and the state after the last token,
+            ``(batch, head, qk_dim, v_dim)``.
+
+        Raises:
+            ShapeError: If `x` or `state` has another shape, dtype or device than the layer expects.
+        """
         q, k, v, log_decay, beta = self._parts(x)
         if state is not None and x.shape[1] == 1:
             read, state = delta_step(q, k, v, log_decay, beta, state, scale=1.0)
@@ -53,7 +80,18 @@ class DeltaAttention(nn.Module):
         return out, state
 
     def weights(self, x: Vectors) -> Float[Tensor, "batch head position position"]:
-        """How much of each token's value every output holds: never formed by `forward`."""
+        """Compute how much of each token's value every output holds; `forward` never forms these weights.
+
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+
+        Returns:
+            ``(batch, head, position, position)``, from an empty state; weights may be negative, and rows need
+            not sum to 1.
+
+        Raises:
+            ShapeError: If `x` has another shape, dtype or device than the layer expects.
+        """
         q, k, _, log_decay, beta = self._parts(x)
         return delta_weights(q, k, log_decay, beta, scale=1.0)
 

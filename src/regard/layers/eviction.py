@@ -30,24 +30,39 @@ Policy = Literal["streaming", "h2o", "snapkv"]
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """What a cache keeps of each head, by one of three policies.
+    """An eviction policy: which positions a cache keeps for each head.
 
     streaming  the first `sinks` positions and the latest (StreamingLLM, Xiao et al. 2024)
-    h2o        the latest `recent`, and those that all queries so far looked at most (Zhang et al. 2023)
-    snapkv     of the prompt its last `recent`, and those that these looked at most, averaged over `pool`
-               neighbours (Li et al. 2024); all that comes after the prompt is kept
+    h2o        the latest `recent` positions, and those with the most attention from all queries so far
+               (Zhang et al. 2023)
+    snapkv     the last `recent` positions of the prompt, and those with the most attention from them,
+               averaged over `pool` neighbours (Li et al. 2024); everything after the prompt is kept
 
-    >>> Evict("h2o", budget=6).recent
-    3
+    Attributes:
+        policy: "streaming", "h2o" or "snapkv".
+        budget: Number of positions that a head keeps; for snapkv, of the prompt.
+        sinks: For streaming: how many of the first positions are always kept. None: 4.
+        recent: For h2o and snapkv: how many of the latest positions are always kept. None: half the budget,
+            for snapkv at most 32.
+        pool: For snapkv: how many neighbouring positions the attention is averaged over, an odd number.
+            None: 7.
+        positions: Which positions the kept keys have: those in the text ("text"), or their places in the
+            cache ("cache"), so that no position exceeds the budget. None: "cache" where the policy is
+            streaming and positions are rotary, else "text".
+
+    Raises:
+        ArgumentError: If a field has another type or is out of range, or does not belong to the policy.
+
+    Example:
+        >>> Evict("h2o", budget=6).recent
+        3
     """
 
     policy: Policy
-    budget: int  # positions that a head keeps
-    sinks: int | None = None  # streaming: None is 4
-    recent: int | None = None  # h2o: None is half the budget; snapkv: at most 32, and half the budget
-    pool: int | None = None  # snapkv: an odd number, None is 7
-    # Where kept keys stand: in the text, or in the cache, one after the other, so that no position grows
-    # beyond the budget. None: in the cache where the policy is streaming and positions are rotary.
+    budget: int
+    sinks: int | None = None
+    recent: int | None = None
+    pool: int | None = None
     positions: Literal["text", "cache"] | None = None
 
     ranges: ClassVar[Ranges] = {"budget": (1, math.inf)}
@@ -81,7 +96,14 @@ class Evict:
             raise ArgumentError(f"pool is a position and its neighbours: an odd number. Got {self.pool}.")
 
     def moves(self, rotary: bool) -> bool:
-        """Whether kept keys move to their place in the cache; only `rotary` positions can."""
+        """Return whether kept keys move to their place in the cache.
+
+        Args:
+            rotary: Whether the model's positions are rotary; only such keys can be moved.
+
+        Raises:
+            ArgumentError: If `positions` is "cache" and the model's positions are not rotary.
+        """
         if self.positions == "cache" and not rotary:
             raise ArgumentError(
                 "positions='cache' moves keys that are kept, and only rotary positions can be moved: this "
@@ -91,7 +113,7 @@ class Evict:
         return rotary and (self.positions or usual) == "cache"
 
     def counted(self, n_query: int) -> slice:
-        """The queries, of `n_query`, whose looking decides what is kept."""
+        """Return which of `n_query` queries count: those whose attention decides what is kept."""
         if self.policy == "streaming":
             return slice(0, 0)
         last = 0 if self.policy == "h2o" else max(0, n_query - (self.recent or 0))
@@ -102,9 +124,17 @@ class Evict:
         looked_at: Float[Tensor, "batch kv_head key"],
         key_mask: Bool[Tensor, "batch kv_head key"] | None = None,
     ) -> Int[Tensor, "batch kv_head kept"]:
-        """The positions that stay, in their order; `looked_at` has how much `counted` looked at each.
+        """Select the positions that are kept.
 
-        What `key_mask` has as False is padding: it goes first, and is counted by no policy.
+        Args:
+            looked_at: Sum of the attention that each key received from the queries of `counted`,
+                ``(batch, kv_head, key)``.
+            key_mask: ``(batch, kv_head, key)``, False where a key is padding: padding is evicted first, and
+                no policy counts it. Default: no padding.
+
+        Returns:
+            Indices of the kept keys in ascending order, ``(batch, kv_head, kept)``: as many as the budget,
+            or all if there are no more than that.
         """
         n_key = looked_at.shape[2]
         slot = torch.arange(n_key, device=looked_at.device).expand_as(looked_at)

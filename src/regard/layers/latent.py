@@ -23,14 +23,15 @@ from regard.layers.positions import RotaryCosSin
 
 
 class LatentAttention(nn.Module):
-    """Self-attention whose cache holds `latent_dim` + `rotary_dim` numbers a token, whatever its heads.
+    """Self-attention whose cache holds `latent_dim + rotary_dim` numbers per token, however many heads.
 
-    A head's queries and keys have `qk_dim` numbers and `rotary_dim` more, which turn. `query_latent_dim`
-    makes the queries from a short vector too.
+    A head's queries and keys have `qk_dim` dimensions without position, and `rotary_dim` more that are
+    rotated.
 
-    >>> layer = LatentAttention(8, n_head=4, latent_dim=6, rotary_dim=2, qk_dim=4, v_dim=3)
-    >>> layer(torch.randn(1, 5, 8)).shape
-    torch.Size([1, 5, 8])
+    Example:
+        >>> layer = LatentAttention(8, n_head=4, latent_dim=6, rotary_dim=2, qk_dim=4, v_dim=3)
+        >>> layer(torch.randn(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     def __init__(
@@ -48,6 +49,28 @@ class LatentAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool = True,
     ) -> None:
+        """Create the layer with freshly initialised projections.
+
+        Args:
+            model_dim: Size of the input and output vectors.
+            n_head: Number of heads.
+            latent_dim: Size of the latent vector from which all heads' keys and values are made.
+            rotary_dim: Number of dimensions of queries and keys that are rotated; all heads share those of
+                the keys.
+            qk_dim: Number of dimensions of a head's queries and keys that are not rotated.
+            v_dim: Size of a head's values.
+            query_latent_dim: Size of a latent vector from which the queries are made. Default: they are made
+                from the input itself.
+            bias: Whether the projections to latent vectors, to the shared rotary key and to the output have
+                a bias; those to the heads never do.
+            norm_eps: Epsilon of the RMS norms of the latent vectors.
+            dropout: Dropout probability of the attention weights, in training mode.
+            causal: Whether a query sees only keys up to its own position.
+
+        Raises:
+            ShapeError: If a size is below 1.
+            ArgumentError: If `dropout` is not at least 0 and below 1.
+        """
         super().__init__()
         check_sizes(model_dim=model_dim, n_head=n_head, latent_dim=latent_dim, rotary_dim=rotary_dim)
         check_sizes(qk_dim=qk_dim, v_dim=v_dim, query_latent_dim=query_latent_dim or 1)
@@ -78,11 +101,26 @@ class LatentAttention(nn.Module):
         name: str = "attention",
         absorbed: bool | None = None,
     ) -> Vectors:
-        """The layer's output; `rotary` is of `rotary_dim` dimensions.
+        """Attend from `x` to itself and to what the cache holds.
 
-        `absorbed` says in which of the two forms it is computed; by default it is where one query looks at a
-        cache. `record` is given the form that ran: absorbed, queries and keys of latent_dim + rotary_dim
-        numbers, and as values and outputs latent vectors.
+        Args:
+            x: Inputs, ``(batch, position, model_dim)``.
+            visible: Which keys each query may look at, combined with the layer's own causality.
+            rotary: Cosines and sines of the positions of `x`, for `rotary_dim` dimensions.
+                Default: no rotation.
+            cache: Latent vectors and rotated keys of earlier positions; the new ones are appended.
+            record: Callback that is given what the attention used and computed, and may replace its output.
+                In the absorbed form, queries and keys have `latent_dim + rotary_dim` dimensions, and values
+                and outputs are latent vectors.
+            name: Name of the layer in calls of `record`.
+            absorbed: Whether to compute the absorbed form (see the module's description).
+                Default: where a single query follows cached positions.
+
+        Returns:
+            ``(batch, position, model_dim)``.
+
+        Raises:
+            ShapeError: If an input has another shape, dtype or device than the layer expects.
         """
         check_input("x", x, self.model_dim, self.query.weight)
         short = (

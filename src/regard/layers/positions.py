@@ -19,10 +19,22 @@ from regard.errors import ArgumentError, ShapeError
 def sinusoidal(
     n_position: int, model_dim: int, base: float = 10_000.0
 ) -> Float[Tensor, "position model_dim"]:
-    """sin and cos, interleaved, of position / base^(2i / model_dim) (Vaswani et al. 2017, 3.5).
+    """Return sin and cos, interleaved, of position / base^(2i / model_dim) (Vaswani et al. 2017, 3.5).
 
-    >>> sinusoidal(2, 4)[0].tolist()
-    [0.0, 1.0, 0.0, 1.0]
+    Args:
+        n_position: Number of positions, from 0 on.
+        model_dim: Size of the vectors, an even number.
+        base: The slowest pair makes one turn in about 2 pi times this many positions.
+
+    Returns:
+        ``(n_position, model_dim)``, float32.
+
+    Raises:
+        ShapeError: If `model_dim` is odd or below 2, or `n_position` is negative.
+
+    Example:
+        >>> sinusoidal(2, 4)[0].tolist()
+        [0.0, 1.0, 0.0, 1.0]
     """
     if model_dim < 2 or model_dim % 2:
         raise ShapeError(f"sinusoidal positions come in pairs: model_dim must be even. Got {model_dim}.")
@@ -41,6 +53,18 @@ class _Table(nn.Module):
     def forward(
         self, positions: Int[Tensor, "_batch position"]
     ) -> Float[Tensor, "_batch position model_dim"]:
+        """Return the vector of each position.
+
+        Args:
+            positions: ``(batch or 1, position)``, whole numbers from 0 on.
+
+        Returns:
+            ``(batch or 1, position, model_dim)``.
+
+        Raises:
+            ShapeError: If `positions` are not int32 or int64.
+            ArgumentError: If a position is negative or beyond the table.
+        """
         if positions.dtype not in (torch.int32, torch.int64):
             raise ShapeError(
                 f"positions must be whole numbers (int32 or int64). Got dtype {positions.dtype}."
@@ -61,6 +85,15 @@ class LearnedPositions(_Table):
     """One learned vector for each position, up to a limit (GPT-2, BERT)."""
 
     def __init__(self, n_position: int, model_dim: int) -> None:
+        """Create the table with random vectors (standard deviation 0.02).
+
+        Args:
+            n_position: Number of positions.
+            model_dim: Size of the vectors.
+
+        Raises:
+            ShapeError: If a size is below 1.
+        """
         super().__init__()
         check_sizes(n_position=n_position, model_dim=model_dim)
         self.weight = nn.Parameter(nn.init.normal_(torch.empty(n_position, model_dim), std=0.02))
@@ -70,19 +103,45 @@ class SinusoidalPositions(_Table):
     """`sinusoidal` as a layer: a table that is not learned and not saved."""
 
     def __init__(self, n_position: int, model_dim: int) -> None:
+        """Create the table.
+
+        Args:
+            n_position: Number of positions.
+            model_dim: Size of the vectors, an even number.
+
+        Raises:
+            ShapeError: If `model_dim` is odd or below 2, or `n_position` is negative.
+        """
         super().__init__()
         self.register_buffer("weight", sinusoidal(n_position, model_dim), persistent=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryScaling:
-    """How rotary angles are stretched for contexts longer than in training.
+    """How rotary angles are scaled for contexts longer than in training.
 
     linear   all angles are divided by `factor`
     dynamic  the base grows with the text, once it is longer than `original_positions`
-    llama3   the slow angles are divided, those between `low_freq_factor` and `high_freq_factor` partly
-    yarn     the same between `beta_slow` and `beta_fast` turns in `original_positions`, and queries and keys
-             times `attention_factor` (Peng et al. 2024; None: 0.1 ln(factor) + 1)
+    llama3   the angles of slow pairs are divided by `factor`, those of fast pairs are kept, and those between
+             are interpolated
+    yarn     the same with other limits, and rotated queries and keys are multiplied by `attention_factor`
+             (Peng et al. 2024)
+
+    Attributes:
+        kind: "linear", "dynamic", "llama3" or "yarn".
+        factor: How many times longer the context becomes.
+        low_freq_factor: For llama3: pairs that make fewer turns than this in `original_positions` are slow.
+        high_freq_factor: For llama3: pairs that make more turns than this in `original_positions` are fast.
+        original_positions: Context length in training; linear scaling does not use it.
+        beta_fast: For yarn: pairs that make more turns than this in `original_positions` are fast.
+        beta_slow: For yarn: pairs that make fewer turns than this in `original_positions` are slow.
+        attention_factor: For yarn: factor of rotated queries and keys. None: 0.1 ln(factor) + 1, or 1 where
+            `factor` is at most 1.
+        truncate: For yarn: whether the limits of slow and fast pairs are rounded outwards to whole pairs.
+
+    Raises:
+        ArgumentError: If a field has another type or is out of range, or `low_freq_factor` is not above 0
+            and below `high_freq_factor` for llama3.
     """
 
     kind: Literal["linear", "dynamic", "llama3", "yarn"] = "linear"
@@ -93,7 +152,7 @@ class RotaryScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    truncate: bool = True  # yarn: the ends of the range are whole dimensions
+    truncate: bool = True
     ranges: ClassVar[Ranges] = {
         "factor": (1e-3, 1e6),  # it divides the angles
         "original_positions": (1, 2**31),
@@ -177,7 +236,15 @@ class Rotary(nn.Module):
         return usual if scaling.attention_factor is None else scaling.attention_factor
 
     def forward(self, positions: Int[Tensor, "_batch position"]) -> RotaryCosSin:
-        """Return the rotation of each position, computed once and used by every layer."""
+        """Return the rotation of each position, computed once and used by every layer.
+
+        Args:
+            positions: ``(batch or 1, position)``, whole numbers.
+
+        Returns:
+            Cosines and sines, each ``(batch or 1, 1, position, rotary_dim)``; called with queries or keys,
+            they rotate them.
+        """
         longest = positions.max() + 1 if self.scaling is not None and self.scaling.kind == "dynamic" else 1
         angle = positions[..., None].float() * self.rate(positions.device, longest)
         angle = torch.cat([angle, angle], dim=-1)[:, None]
@@ -188,14 +255,30 @@ class Rotary(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryCosSin:
-    """Cosines and sines of the angles of some positions."""
+    """Cosines and sines of the angles of some positions; called with queries or keys, they rotate them.
+
+    Attributes:
+        cos: Cosines, ``(batch or 1, 1, position, rotary_dim)``.
+        sin: Sines, of the same shape.
+        n_unrotated: How many of the last dimensions are left unrotated.
+    """
 
     cos: Float[Tensor, "_batch 1 position rotary_dim"]
     sin: Float[Tensor, "_batch 1 position rotary_dim"]
-    n_unrotated: int = 0  # how many of the last dimensions stay as they are
+    n_unrotated: int = 0
 
     def __call__(self, x: Heads) -> Heads:
-        """Return `x` rotated, in its own dtype."""
+        """Rotate queries or keys.
+
+        Args:
+            x: ``(batch, head, position, rotary_dim + n_unrotated)``.
+
+        Returns:
+            A tensor of the same shape and dtype.
+
+        Raises:
+            ShapeError: If `x` has another shape than these positions and dimensions.
+        """
         batch, _, n_position, rotary_dim = self.cos.shape
         qk_dim = rotary_dim + self.n_unrotated
         if x.dim() != 4 or x.shape[2:] != (n_position, qk_dim) or batch not in (1, x.shape[0]):
@@ -241,6 +324,20 @@ class RelativeBias(nn.Module):
     def __init__(
         self, n_head: int, n_bucket: int = 32, max_distance: int = 128, *, bidirectional: bool
     ) -> None:
+        """Create the bias with random values (standard deviation 0.02).
+
+        Args:
+            n_head: Number of heads.
+            n_bucket: Number of buckets; `bidirectional` uses one half for each direction.
+            max_distance: Distances from this one on share the last bucket.
+            bidirectional: Whether keys after the query have buckets of their own, as in an encoder; if not,
+                they share the bucket of distance 0.
+
+        Raises:
+            ShapeError: If `n_head` is below 1.
+            ArgumentError: If there are too few buckets, or `max_distance` is not above the distances that
+                have a bucket each.
+        """
         super().__init__()
         exact = n_bucket // (4 if bidirectional else 2)  # buckets of one distance each, on one side
         check_sizes(n_head=n_head)
@@ -254,7 +351,19 @@ class RelativeBias(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, n_query: int, n_key: int, start: int = 0) -> DistanceBias:
-        """The bias of queries from position `start` on over keys from position 0 on."""
+        """Return the bias of queries from position `start` on and keys from position 0 on.
+
+        Args:
+            n_query: Number of queries.
+            n_key: Number of keys.
+            start: Position of the first query.
+
+        Returns:
+            The bias as one value for each head and distance, which stands for ``(head, query, key)``.
+
+        Raises:
+            ShapeError: If a number is negative.
+        """
         if min(n_query, n_key, start) < 0:
             raise ShapeError(
                 f"lengths and start must not be negative. Got query {n_query}, key {n_key}, start {start}."
@@ -264,7 +373,7 @@ class RelativeBias(nn.Module):
         return DistanceBias(self.weight[self.bucket(distance)].T, zero=-lowest)
 
     def bucket(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of key_pos - query_pos."""
+        """Return the bucket of each distance key_pos - query_pos, in a tensor of the same shape."""
         n_bucket = self.n_bucket // (2 if self.bidirectional else 1)
         far = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
         exact = n_bucket // 2

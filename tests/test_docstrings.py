@@ -14,10 +14,6 @@ import pytest
 
 import regard
 
-# Packages whose public names are not all described yet. A package is taken off as soon as it is complete,
-# and none is ever added.
-INCOMPLETE: set[str] = set()
-
 # What a function does, in the imperative. A new verb is added here on purpose, so that a noun is not.
 VERBS = set(
     """Accept Accumulate Add Advance Allow Answer Append Apply Approximate Arrange Ask Assemble Assert
@@ -161,15 +157,7 @@ def test_the_public_names_of_a_package_are_described(package):
     """First a verb, then every parameter, what is returned, and every field of a dataclass."""
     mine = {name: thing for (home, name), thing in PUBLIC.items() if home == package}
     found = [fault for name, thing in mine.items() for fault in faults(name, thing)]
-    if package in INCOMPLETE:
-        assert found, f"{package} is complete: take it off INCOMPLETE"
-    else:
-        assert found == []
-
-
-def test_only_packages_that_are_there_are_incomplete():
-    """The list holds nothing that is gone."""
-    assert set(PACKAGES) >= INCOMPLETE
+    assert found == []
 
 
 def attend_well(q, k, *, scale=1.0) -> float:

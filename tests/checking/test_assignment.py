@@ -585,7 +585,7 @@ def test_the_pages_escape_what_students_wrote(eight):
     text = (folder / "marks" / "summary.html").read_text()
     assert "<b>class" not in text
     assert "evil<b>" not in text
-    assert "Hide the scores of keys at or past each length" in text
+    assert "Mask the scores of keys at or past each length" in text
     for student in grades:
         page = folder / "marks" / "feedback" / f"{file_name(student)}.html"
         assert "evil<b>" not in page.read_text()

@@ -127,7 +127,7 @@ def without_encoding(source):
         if name in ("read_text", "write_text"):
             text = isinstance(node.func, ast.Attribute)
         elif name in ("open", "fdopen", "open_file"):
-            other = ("os.open", "webbrowser.open", "archive.open", "Image.open")
+            other = ("os.open", "webbrowser.open", "archive.open", "Image.open", "tarfile.open")
             text = ast.unparse(node.func) not in other and not binary
         else:
             text = ast.unparse(node.func).startswith("subprocess.") and "text" in said

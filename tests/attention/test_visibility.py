@@ -227,11 +227,11 @@ def test_an_additive_mask_hides_with_any_low_number(dtype, low):
 
 
 def test_an_additive_mask_is_taken_apart():
-    """What is finite is a bias, what is -inf hides; -10000 is a number like others."""
+    """What is -inf hides, and so does -10000, whose weight is 0 for every score; the rest is a bias."""
     mask = torch.tensor([[[[0.0, -1.5, -float("inf")], [-10000.0, 2.0, -float("inf")]]]])
     visible, bias = Visibility.from_additive(mask)
-    assert rows(visible, 2, 3) == ["110", "110"]
-    assert bias.tolist() == [[[[0.0, -1.5, 0.0], [-10000.0, 2.0, 0.0]]]]
+    assert rows(visible, 2, 3) == ["110", "010"]
+    assert bias.tolist() == [[[[0.0, -1.5, 0.0], [0.0, 2.0, 0.0]]]]
 
 
 def test_the_masks_of_multihead_attention_hide_where_true():

@@ -49,7 +49,7 @@ class Remembering(Checker):
     known: ClassVar[dict] = {}
 
     def check(self, submission, answer):
-        key = submission.cells, answer.exercise.id, self.commented
+        key = submission.cells, answer.exercise.id, self.commented, self.portable
         if key not in self.known:
             self.known[key] = super().check(submission, answer)
         return replace(self.known[key], file=submission.path)
@@ -61,8 +61,10 @@ def graded(tmp_path, runner):
 
     def grade_text(source, text="", id="masked-softmax", submitted=None):
         assignment = assignment_of(tmp_path, text, [id])
-        commented = [id] if assignment.parts[id].comments == "required" else []
-        counted = {"comments_count": True, "strict": True, "commented": commented}
+        part = assignment.parts[id]
+        commented = [id] if part.comments == "required" else []
+        portable = [id] if part.portability == "required" else []
+        counted = {"comments_count": True, "strict": True, "commented": commented, "portable": portable}
         checker = Remembering(assignment.exercises, runner, 23, **counted)
         folder = tmp_path / "answer"
         folder.mkdir(exist_ok=True)
@@ -215,7 +217,7 @@ def test_ignoring_causality_keeps_less_than_half(graded):
     (marked,) = graded(text, id="multi-head-self-attention").marks
     assert sum(one.passed for one in marked.lines) / len(marked.lines) > 0.6
     assert 0 < marked.points < 5
-    assert any("future" in one.name and not one.passed for one in marked.lines)
+    assert any("later" in one.name and not one.passed for one in marked.lines)
 
 
 def test_hidden_checks_are_marked_apart(graded, tmp_path):

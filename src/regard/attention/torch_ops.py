@@ -35,6 +35,14 @@ SEQUENCE: dict[str, Any] = {mode: getattr(torch, mode.lower(), None) for mode in
 # A block in which nobody sees what functions are called. Without it: PyTorch's encoder off its fast path.
 UNSEEN: Any = getattr(torch._C, "DisableTorchFunction", None)
 
+# What torch.vmap and torch.func are doing. Without it: nobody is told that attention was inside of them.
+_TRANSFORMS: Any = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+
+
+def inside_a_transform() -> bool:
+    """Return whether torch.vmap or torch.func is calling."""
+    return _TRANSFORMS is not None and _TRANSFORMS() is not None
+
 
 def values_unknown(tensor: Tensor) -> bool:
     """Whether what tensors hold cannot be asked: while compiling or exporting, and of fake and meta ones."""

@@ -317,7 +317,7 @@ class Visibility(Data):
     ) -> tuple[Visibility, Float[Tensor, "_batch _head query key"] | None]:
         """Split a float mask that is added to the scores, as transformers' 4-D masks are, into mask and bias.
 
-        -inf, and numbers as low as the dtype's minimum, mask; what remains is a bias, or None where it is 0.
+        -inf, and numbers so low that the weight is 0 for every score, mask; what remains is a bias, or None.
         A row that such a mask hides wholly sees nothing here; softmax over equal low numbers is uniform.
         """
         hidden, bias = _taken_apart(mask)

@@ -294,7 +294,10 @@ def _indexes() -> list[str]:
     stated: dict[str, str] = {}
     if importlib.util.find_spec("pip") is not None:
         listed = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+            [sys.executable, "-m", "pip", "config", "list"],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
         )
         for line in listed.stdout.splitlines():
             key, _, value = line.partition("=")

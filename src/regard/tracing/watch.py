@@ -423,7 +423,7 @@ class AttentionInterceptor(TorchFunctionMode):
         name = _names.get(func)
         if name is None:
             name = _names[func] = str(getattr(func, "__name__", func)).partition(".")[0]
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside torch.vmap or torch.func
+        if torch_ops.inside_a_transform():
             if name in by_hand.SOFTMAX or name in _ATTENTION:
                 self._note("attention inside torch.vmap or torch.func")
             return func(*args, **kwargs)

@@ -181,7 +181,7 @@ def test_models_without_such_circuits_are_refused():
     """With what a circuit needs; so are a hidden key and a key ahead."""
     with pytest.raises(UnsupportedError, match="circuits are of decoders"):
         ov_circuit(tiny("bert"), 0, 0)
-    with pytest.raises(UnsupportedError, match="no softmax attention"):
+    with pytest.raises(UnsupportedError, match="no scores that are products"):
         composition(tiny("linear"))
     with pytest.raises(UnsupportedError, match="one stack"):
         logit_lens(tiny("t5"), TEXT)

@@ -119,10 +119,10 @@ def test_a_check_of_ours_that_fails_costs_one_result(regard_in, tmp_path, monkey
 
     judged = Checker._check
 
-    def breaks(self, submission, answers):
+    def breaks(self, submission, answers, offer):
         if "second" in submission.path:
             raise TypeError("a bug")
-        return judged(self, submission, answers)
+        return judged(self, submission, answers, offer)
 
     monkeypatch.setattr(Checker, "_check", breaks)
     for name in ("first", "second", "third"):

@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, harm):
     assert found.state["step"] == 3
     assert "step-00000005" in found.damaged[0]
     first.write_text("[]")
-    with pytest.raises(TrainError, match="every checkpoint in .* is damaged"):
+    with pytest.raises(TrainError, match=r"every checkpoint in .* is damaged"):
         latest(tmp_path)
 
 

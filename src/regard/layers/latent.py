@@ -10,10 +10,12 @@ heads look at one key of latent_dim + rotary_dim numbers, whose value is c, as i
 give the same numbers, to rounding; absorbed costs less where few queries look at many cached positions.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
+from regard.attention.scores import Bias, ScoreRule
 from regard.attention.shapes import Vectors, check_dropout, check_sizes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
@@ -72,6 +74,7 @@ class LatentAttention(nn.Module):
         x: Vectors,
         *,
         visible: Visibility | None = None,
+        bias: Bias | None = None,
         rotary: RotaryCosSin | None = None,
         cache: LayerCache | None = None,
         record: Record | None = None,
@@ -80,9 +83,10 @@ class LatentAttention(nn.Module):
     ) -> Vectors:
         """The layer's output; `rotary` is of `rotary_dim` dimensions.
 
-        `absorbed` says in which of the two forms it is computed; by default it is where one query looks at a
-        cache. `record` is given the form that ran: absorbed, queries and keys of latent_dim + rotary_dim
-        numbers, and as values and outputs latent vectors.
+        `bias` is added to the scores. `absorbed` says in which of the two forms it is computed; by default it
+        is where one query looks at a cache and nothing is recorded. `record` is given the form that ran:
+        absorbed, queries and keys of latent_dim + rotary_dim numbers, and as values and outputs latent
+        vectors.
         """
         check_input("x", x, self.model_dim, self.query.weight)
         short = (
@@ -97,7 +101,7 @@ class LatentAttention(nn.Module):
         if cache is not None:
             k_rotary, latent, start = cache.append(k_rotary, latent)
         if absorbed is None:
-            absorbed = cache is not None and x.shape[1] == 1 and start > 0
+            absorbed = record is None and x.shape[1] == 1 and start > 0
         to_key, to_value = (
             linear.weight.unflatten(0, (self.n_head, -1)) for linear in (self.key, self.value)
         )  # (head, dim, latent)
@@ -107,7 +111,7 @@ class LatentAttention(nn.Module):
             k, v = latent @ to_key.mT, latent @ to_value.mT
         q = torch.cat([q, q_rotary], -1)
         k = torch.cat([k, k_rotary.expand(-1, k.shape[1], -1, -1)], -1)
-        rule = rule_at(self.rule, visible, start)
+        rule = replace(rule_at(self.rule, visible, start), bias=bias)
         attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
         heads = reported(record, name, q, k, v, attended.out, attended.lse, rule)
         out: Tensor = self.out(merge_heads(heads @ to_value.mT if absorbed else heads))

@@ -49,7 +49,7 @@ class Remembering(Checker):
     known: ClassVar[dict] = {}
 
     def check(self, submission, answer):
-        key = submission.cells, answer.exercise.id
+        key = submission.cells, answer.exercise.id, self.commented
         if key not in self.known:
             self.known[key] = super().check(submission, answer)
         return replace(self.known[key], file=submission.path)
@@ -61,7 +61,9 @@ def graded(tmp_path, runner):
 
     def grade_text(source, text="", id="masked-softmax", submitted=None):
         assignment = assignment_of(tmp_path, text, [id])
-        checker = Remembering(assignment.exercises, runner, 23, comments_count=True, strict=True)
+        commented = [id] if assignment.parts[id].comments == "required" else []
+        counted = {"comments_count": True, "strict": True, "commented": commented}
+        checker = Remembering(assignment.exercises, runner, 23, **counted)
         folder = tmp_path / "answer"
         folder.mkdir(exist_ok=True)
         (folder / f"{id.replace('-', '_')}.py").write_text(source)
@@ -285,10 +287,28 @@ def test_shape_comments_are_free_checked_or_required(graded):
     none = CONVENTION.replace("  # [b, q, k]", "")
     assert graded(wrong_comment).points == 10
     assert graded(none, "comments = 'checked'").points == 10
-    assert graded(CONVENTION, "comments = 'required'").points == 10
     # 10 of 12 parts of the weight: values 6, gradients 2, robustness 2, and comments 2.
     assert graded(wrong_comment, "comments = 'checked'").points == pytest.approx(8.33)
-    assert graded(none, "comments = 'required'").points == pytest.approx(8.33)
+
+
+def test_required_shape_comments_stand_at_every_line_that_makes_a_tensor(graded):
+    """A right answer with one comment lacks three; sizes and modules need none, a wrong one is wrong."""
+    every = CONVENTION.replace("[b, q, k]", "[b, one_or_q, k]")
+    every = every.replace("valid_lens[:, None]\n", "valid_lens[:, None]  # [b, one_or_q]\n")
+    every = every.replace('float("-inf"))\n', 'float("-inf"))  # [b, q, k]\n')
+    every = every.replace("-1)\n", "-1)  # [b, q, k]\n").replace("    if", "    n = X.shape[-1]\n    if")
+    assert graded(every, "comments = 'required'").points == 10
+    assert (
+        graded(
+            every.replace("(scores, -1)  # [b, q, k]", "(scores, -1)  # [b, k]"), "comments = 'required'"
+        ).points
+        < 10
+    )
+    some = graded(CONVENTION, "comments = 'required'")
+    # 10 of 12 parts of the weight, and half of the two of comments: those that are there are right.
+    assert some.points == pytest.approx(10 * 11 / 12, abs=0.01)
+    assert "no shape comment" in " ".join(some.marks[0].reasons)
+    assert "line 6, line 7, line 9, line 10" in " ".join(some.marks[0].reasons)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import Any
 
 from regard import __version__
 from regard.checking.catalogue import catalogue
+from regard.checking.comments import EVERY_SHAPE
 from regard.checking.spec import Exercise
 from regard.errors import ArgumentError, LoadError, no_such
 
@@ -75,7 +76,7 @@ class Part:
         from regard.checking.plan import VARIANTS
 
         named = dict.fromkeys((*VARIANTS, "inputs unchanged", "parameters"), "robustness")
-        named |= {"gradients": "gradients", "shape comments": "comments"}
+        named |= {"gradients": "gradients", "shape comments": "comments", EVERY_SHAPE: "comments"}
         for item in self.exercise.checks.items:
             kind = "memory" if getattr(item, "most_numbers", None) else OF_FAILURES[item.kind]
             named[item.name] = "robustness" if getattr(item, "raises", ()) else kind

@@ -88,11 +88,12 @@ class Checker:
         comments_count: bool = False,
         strict: bool = False,
         portable: Collection[str] = (),  # exercises in which another device and half precision count
+        commented: Collection[str] = (),  # exercises in which every line that makes a tensor needs a comment
     ) -> None:
         self.exercises, self.runner = exercises, runner
         self.seed = secrets.randbelow(2**31) if seed is None else seed
         self.comments_count, self.strict = comments_count, strict
-        self.portable = frozenset(portable)
+        self.portable, self.commented = frozenset(portable), frozenset(commented)
         self.lock = threading.Lock()
         self._spaces: dict[tuple[str, ...], Space] = {}
 
@@ -178,7 +179,8 @@ class Checker:
         exercise = answers.exercise
         space = self.space(exercise, offer)
         plan = space.plan
-        answer, notes = message(submission, answers)
+        every_shape = exercise.id in self.commented
+        answer, notes = message(submission, answers, every_shape=every_shape)
         values = [run.id for run in plan.runs if run.kind == "value"]
         watched = values[:COMMENT_RUNS] if answer.notes else []
         orders = [replace(order, watched=order.id in watched) for order in plan.orders]
@@ -220,7 +222,13 @@ class Checker:
                 if wrong and not self.comments_count:
                     notes.append(f"shape comments: {text}")
                     text = f"(not counted) {text}"
-                checks.append(Check("shape comments", not wrong or not self.comments_count, text))
+                if any(note.text for note in answer.notes):
+                    checks.append(Check("shape comments", not wrong or not self.comments_count, text))
+            if every_shape:
+                seen = [record for outcome in ran.runs.values() for record in outcome.seen]
+                bare = comments.uncommented(answer.notes, seen)
+                text = f"no shape comment, as in `# [batch, query, key]`, at {', '.join(bare)}."
+                checks.append(Check(comments.EVERY_SHAPE, not bare, text if bare else ""))
         said, seconds = tuple(dict.fromkeys(notes)), time.monotonic() - began
         named, nearest = known.named, known.nearest
         file, id = submission.path, exercise.id
@@ -270,7 +278,9 @@ def _misfit(result: Result) -> bool:
     return any(check.name == "parameters" and not check.passed for check in result.checks)
 
 
-def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str]]:
+def message(
+    submission: Submission, answers: Answered, *, every_shape: bool = False
+) -> tuple[Answer, list[str]]:
     """The answer as a child gets it, and what the report says about it."""
     exercise = answers.exercise
     lent = lending.lent(submission.undefined, exercise.names)
@@ -286,7 +296,11 @@ def message(submission: Submission, answers: Answered) -> tuple[Answer, list[str
         d2l=lending.d2l(),
         imported=list(submission.imported),
         folders=[submission.folder] if submission.folder else [],
-        notes=[note for cell in submission.cells for note in comments.shape_notes(cell.source, cell.label)],
+        notes=[
+            note
+            for cell in submission.cells
+            for note in comments.shape_notes(cell.source, cell.label, silent=every_shape)
+        ],
     )
     return answer, notes
 

@@ -22,6 +22,7 @@ COMMENT = re.compile(
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 Sizes = dict[str, int]
 MOST_WAYS = 64
+EVERY_SHAPE = "a shape comment on every line"  # that makes a tensor: the name of a check
 
 
 def dims(text: str) -> list[str] | None:
@@ -35,8 +36,12 @@ def dims(text: str) -> list[str] | None:
     return [part for part in parts if part] or None
 
 
-def shape_notes(source: str, label: str) -> list[ShapeNote]:
-    """Return every shape comment beside an assignment or a return, or alone on the line below it."""
+def shape_notes(source: str, label: str, *, silent: bool = False) -> list[ShapeNote]:
+    """Return every shape comment beside an assignment or a return, or alone on the line below it.
+
+    With `silent`, such statements without a comment too, as notes without text: whether they make a tensor
+    is known when they have run.
+    """
     statements: dict[int, tuple[str, list[str], int]] = {}  # last line -> target, names used, first line
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return) and node.value:
@@ -63,7 +68,18 @@ def shape_notes(source: str, label: str) -> list[ShapeNote]:
             text = token.string.lstrip("# ")
             starts_from = before if match[3] and not match[2] else None
             notes.append(ShapeNote(label, first, line, text, target, loads, starts_from, after))
+    if silent:
+        for line, (target, loads, first) in statements.items():
+            if line not in told:
+                notes.append(ShapeNote(label, first, line, "", target, loads, None, []))
     return notes
+
+
+def uncommented(notes: list[ShapeNote], records: list[SeenShapes]) -> list[str]:
+    """Return the lines, in order, that made a tensor and have no shape comment."""
+    made = {record.note for record in records if record.after is not None and not notes[record.note].text}
+    lines = sorted((notes[note].label, notes[note].line) for note in made)
+    return [f"{label}line {line}" for label, line in lines]
 
 
 def disagreements(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int, str]:
@@ -90,6 +106,8 @@ def _contradicted(notes: list[ShapeNote], records: list[SeenShapes]) -> dict[int
     sizes: dict[int, list[Sizes]] = {}  # by call: every way to read the comments so far
     for record in records:
         note = notes[record.note]
+        if not note.text:
+            continue
         known = sizes.get(record.call, [{}])
         where = f"{note.label}line {note.line} says {note.text}, and"
         for says, dimensions, shapes in (

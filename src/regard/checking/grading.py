@@ -31,7 +31,9 @@ def checker_of(assignment: Assignment, runner: Runner, seed: int | None = None) 
     for part in assignment.parts.values():
         _ = part.kinds  # a check that there is not is told before any work
     portable = [id for id, part in assignment.parts.items() if part.portability == "required"]
-    return Checker(assignment.exercises, runner, seed, comments_count=True, strict=True, portable=portable)
+    commented = [id for id, part in assignment.parts.items() if part.comments == "required"]
+    counted = {"portable": portable, "commented": commented}
+    return Checker(assignment.exercises, runner, seed, comments_count=True, strict=True, **counted)
 
 
 def grade_one(assignment: Assignment, runner: Runner, path: Path, submitted: datetime | None = None) -> Grade:

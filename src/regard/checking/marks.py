@@ -173,9 +173,6 @@ def mark(part: Part, submission: Submission, result: Result) -> tuple[Mark, Resu
     checks = tuple(replace(check, hidden=check.hidden or part.hides(check.name)) for check in counted)
     lines = [Line(one.name, part.kind(one.name), one.passed, one.message, one.hidden) for one in checks]
     notes = (*result.conventions, *(check.message for check in free if not check.passed))
-    if part.comments == "required" and not written.n_comment(answer):
-        text = "no shape comment stands beside a line of it, as in `# [batch, query, key]`."
-        lines.append(Line(SHAPE_COMMENTS, "comments", False, text))
     mistakes = {mistake.name: mistake.hints for named in result.mistakes for mistake in named.mistakes}
     say = {name: f"{cause} {fix}" for name, (_, _, cause, fix) in mistakes.items()}
     if failed := next((line for line in lines if not line.passed), None):

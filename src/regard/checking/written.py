@@ -8,7 +8,6 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from regard.checking.comments import shape_notes
 from regard.checking.spec import Exercise
 from regard.checking.submission import Definition, Submission, tree_of
 
@@ -47,15 +46,6 @@ def n_line(parts: list[Definition]) -> int:
                 node.body = node.body[1:] or [ast.Pass()]
         total += len(ast.unparse(tree).splitlines())
     return total
-
-
-def n_comment(parts: list[Definition]) -> int:
-    """How many shape comments stand beside the lines of an answer."""
-    return sum(
-        part.node.lineno <= note.line <= (part.node.end_lineno or 0)
-        for part in parts
-        for note in shape_notes(part.cell.source, part.cell.label)
-    )
 
 
 def refused(

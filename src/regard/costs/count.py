@@ -34,18 +34,39 @@ class Counted:
     """A model of the transformers library without its weights, which says what its steps cost."""
 
     def __init__(self, folder: Path) -> None:
+        """Build the model that a folder's config.json describes, on the meta device.
+
+        Args:
+            folder: The folder with config.json. Weights are not read and need not be there.
+
+        Raises:
+            UnsupportedError: If transformers is not installed, or cannot read the config or build the model.
+        """
         self.folder = folder
         self.model = Foreign(_hollow(folder).eval())
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The steps it can take."""
+        """The phases that can be counted: only a model that predicts the next token has a decoding step."""
         return ("train", "prefill", "decode") if self.model.lm_head == "language" else ("train", "prefill")
 
     def cost(self, phase: Phase, *, batch: int = 1, length: int, dtype: torch.dtype = torch.float32) -> Cost:
-        """The cost of a training step or prefill of `length` tokens, or of one token after `length` of them.
+        """Count the cost of one training step, of a prefill, or of one decoding step.
 
-        An encoder-decoder reads `length` tokens and starts an answer with one; in training it writes as many.
+        Args:
+            phase: "train", "prefill" or "decode".
+            batch: How many sequences are processed together.
+            length: Tokens of each sequence; when decoding, tokens in the cache before the new one. The
+                encoder of an encoder-decoder reads `length` tokens; its decoder starts with one token in
+                prefill and reads `length` in training.
+            dtype: The type of weights and activations.
+
+        Returns:
+            The cost, one row for each kind of module. Its formulas are plain numbers without symbols.
+
+        Raises:
+            ArgumentError: If there is no such phase, or `batch` or `length` is too small.
+            UnsupportedError: If the model has no such step, or does not run on meta tensors.
         """
         check_lengths(phase, batch, length)
         if phase not in self.phases:

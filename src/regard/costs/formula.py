@@ -27,7 +27,12 @@ _ORDER = {symbol: place for place, symbol in enumerate("L E b t n w m h g p c r 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A sum of terms, each a number times symbols with whole powers."""
+    """A sum of terms, each a number times symbols with whole powers.
+
+    Attributes:
+        terms: The terms, each as (powers, factor): the symbols with their powers in the order of writing,
+            and the number that multiplies them. No terms: 0.
+    """
 
     terms: tuple[tuple[Powers, Fraction], ...] = ()
 
@@ -41,21 +46,31 @@ class Formula:
     __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, other: Formula | int) -> Formula:
-        """Division by one term."""
+        """Divide by a formula of one term."""
         below = _formula(other)
         if len(below.terms) != 1:
             raise ArgumentError(f"a formula is divided by one term that is not 0. Got {below}.")
         return self * below**-1
 
     def __pow__(self, power: int) -> Formula:
-        """A product with itself; of one term any whole power."""
+        """Raise to a power: any whole one for a single term, at least 0 for a sum."""
         if len(self.terms) == 1:
             ((powers, by),) = self.terms
             return _gathered([(tuple((symbol, old * power) for symbol, old in powers), by**power)])
         return math.prod([self] * power, start=_formula(1))
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """The whole number it is for these sizes."""
+        """Compute the number that the formula gives for these sizes.
+
+        Args:
+            sizes: The value of each symbol; symbols that the formula does not have are ignored.
+
+        Returns:
+            A whole number.
+
+        Raises:
+            ArgumentError: If a symbol has no value, or the result is not a whole number.
+        """
         missing = {symbol for powers, _ in self.terms for symbol, _ in powers} - set(sizes)
         if missing:
             raise ArgumentError(f"the formula needs {min(missing)!r}. Got sizes of {', '.join(sizes)}.")
@@ -65,7 +80,14 @@ class Formula:
         return int(total)
 
     def substituted(self, replaced: Mapping[str, Formula | int]) -> Formula:
-        """The formula with these symbols replaced, each by one term."""
+        """Replace symbols by other formulas or numbers.
+
+        Args:
+            replaced: What to put in the place of each symbol; one term where the symbol has a negative power.
+
+        Returns:
+            The new formula. Symbols that are not named stay.
+        """
         by_name = {name: _formula(value) for name, value in replaced.items()}
         terms = (
             math.prod(
@@ -76,13 +98,17 @@ class Formula:
         return sum(terms, Formula())
 
     def leading(self) -> Formula:
-        """The terms that no other can be shown to cover, without their numbers: what stands inside O( ).
+        """Return the terms that no other term bounds, without their factors: what stands inside O( ).
 
-        Every size is at least 1, except n, which may be 0; g is at most h, and h at most d.
+        Every size is taken to be at least 1, except n, which may be 0; g is at most h, and h at most d.
 
-        >>> b, n, d, h = symbols("b n d h")
-        >>> str((b * d * d + 7 * b * n * d + b * n * h + b * d).leading())
-        'b n d + b d²'
+        Returns:
+            The sum of the leading terms.
+
+        Example:
+            >>> b, n, d, h = symbols("b n d h")
+            >>> str((b * d * d + 7 * b * n * d + b * n * h + b * d).leading())
+            'b n d + b d²'
         """
         bare = [Formula(((powers, Fraction(1)),)) for powers, factor in self.terms if factor > 0]
         return sum((term for term in bare if not any(_covers(other, term) for other in bare)), Formula())
@@ -92,11 +118,18 @@ class Formula:
 
 
 def symbols(names: str) -> tuple[Formula, ...]:
-    """One formula for each name.
+    """Make one formula for each name.
 
-    >>> b, d = symbols("b d")
-    >>> str(2 * b * d * (d + 3))
-    '6 b d + 2 b d²'
+    Args:
+        names: The names of the symbols, separated by spaces.
+
+    Returns:
+        The symbols in the same order, each a formula.
+
+    Example:
+        >>> b, d = symbols("b d")
+        >>> str(2 * b * d * (d + 3))
+        '6 b d + 2 b d²'
     """
     return tuple(Formula(((((name, 1),), Fraction(1)),)) for name in names.split())
 

@@ -42,10 +42,13 @@ OPTIMISER = 7  # Adam reads a weight, its gradient and two moments, and writes a
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-AI 2024, 2.1): the cache holds one short vector for a token.
+    """Multi-head latent attention (DeepSeek-AI 2024, 2.1): the cache holds one short vector for each token.
 
-    Keys and values are made from `latent` numbers, and `rotary` more carry the position for all heads.
-    Decoding multiplies the matrices that would make them into queries and outputs instead.
+    Decoding never makes keys and values: their up-projections are absorbed into queries and outputs.
+
+    Attributes:
+        latent: Size of the latent vector from which the keys and values of all heads are made.
+        rotary: Size of the rotary key, which carries the position and is shared by all heads.
     """
 
     latent: int
@@ -53,29 +56,47 @@ class Latent:
 
     @classmethod
     def usual(cls, qk_dim: int) -> Latent:
-        """The paper's proportions: four heads' worth of numbers, and half a head for the position."""
+        """Return the sizes that the paper chooses: a latent vector of 4 qk_dim, a rotary key of qk_dim / 2.
+
+        Args:
+            qk_dim: Size of one head's queries and keys, without the rotary part.
+
+        Returns:
+            The sizes.
+        """
         return cls(4 * qk_dim, qk_dim // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of operation, all layers together: formulas in numbers (not bytes), and their values."""
+    """One kind of operation, summed over all layers: its formulas, and their values.
+
+    Formulas count numbers, not bytes.
+
+    Attributes:
+        name: What is computed, such as "scores" or "ff up".
+        operations: Operations of matrix products, two for each multiplication with its addition.
+        activations: Activations read and written, those of the cache included.
+        weights: Parameters read; in the optimiser's row, all that it reads and writes.
+        sizes: The value of each symbol.
+        number_bytes: Bytes of one number.
+    """
 
     name: str
     operations: Formula = NOTHING
-    activations: Formula = NOTHING  # numbers read and written, those of the cache too
-    weights: Formula = NOTHING  # parameters read
+    activations: Formula = NOTHING
+    weights: Formula = NOTHING
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
-    number_bytes: int = 4  # of one number
+    number_bytes: int = 4
 
     @property
     def n_operation(self) -> int:
-        """The operations for these sizes."""
+        """How many operations there are for these sizes."""
         return self.operations.value(self.sizes)
 
     @property
     def n_byte(self) -> int:
-        """The bytes moved for these sizes."""
+        """How many bytes are moved for these sizes."""
         return self.moved.value(self.sizes) * self.number_bytes
 
     @property
@@ -85,34 +106,52 @@ class Row:
 
     @property
     def moved(self) -> Formula:
-        """All numbers moved."""
+        """All numbers read and written: weights and activations."""
         return self.weights + self.activations
 
     def times(self, operations: Formula | int, moved: Formula | int, prefix: str = "") -> Row:
-        """The same so many times."""
+        """Multiply the row, for example by the number of layers.
+
+        Args:
+            operations: What the operations are multiplied by.
+            moved: What the numbers moved are multiplied by.
+            prefix: Put before the name.
+
+        Returns:
+            A new row, without sizes.
+        """
         activations, weights = moved * self.activations, moved * self.weights
         return Row(prefix + self.name, operations * self.operations, activations, weights)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one step of a phase."""
+    """The cost of one step of a phase.
+
+    Attributes:
+        phase: "train", "prefill" or "decode".
+        rows: The operations, one row for each kind.
+        sizes: The value of each symbol in the formulas.
+        number_bytes: Bytes of one number.
+        parameters: How many parameters the model has.
+        cache: How many numbers the cache holds after the step; 0 in training.
+    """
 
     phase: Phase
     rows: tuple[Row, ...]
     sizes: Mapping[str, int]
-    number_bytes: int  # of one number
+    number_bytes: int
     parameters: Formula
-    cache: Formula  # numbers held after the step
+    cache: Formula
 
     @property
     def operations(self) -> int:
-        """Of matrix products, over the whole model and batch."""
+        """Operations of matrix products, over the whole model and batch."""
         return sum(row.n_operation for row in self.rows)
 
     @property
     def bytes(self) -> int:
-        """Moved to and from memory."""
+        """Bytes moved to and from memory."""
         return sum(row.n_byte for row in self.rows)
 
     @property
@@ -122,15 +161,17 @@ class Cost:
 
     @property
     def n_parameter(self) -> int:
+        """How many parameters the model has."""
         return self.parameters.value(self.sizes)
 
     @property
     def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
         return self.n_parameter * self.number_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values, or of a linear layer's state, held after the step."""
+        """Bytes of keys and values, or of a linear layer's state, held after the step."""
         return self.cache.value(self.sizes) * self.number_bytes
 
 
@@ -152,11 +193,27 @@ def cost(
     latent: Latent | None = None,
     fused: bool = False,
 ) -> Cost:
-    """The cost of a training step or prefill of `length` tokens, or of one token after `length` in the cache.
+    """Compute the cost of one training step, of a prefill, or of one decoding step.
 
-    An encoder-decoder reads `memory` tokens (`length` by default) and starts its answer with one token, or
-    in training writes `length`. `latent` puts multi-head latent attention in the place of the config's
-    own. `fused` leaves out the scores' way to memory and back, which flash kernels save.
+    Args:
+        config: The model.
+        phase: "train", "prefill" or "decode".
+        batch: How many sequences are processed together.
+        length: Tokens of each sequence; when decoding, tokens in the cache before the new one. The decoder
+            of an encoder-decoder starts with one token in prefill and reads `length` in training.
+        memory: Tokens that the encoder of an encoder-decoder reads. Default: `length`.
+        dtype: The type of weights and activations.
+        latent: Sizes of multi-head latent attention, which then replaces the config's own attention.
+        fused: Whether a fused kernel computes attention: scores are then never written to memory.
+
+    Returns:
+        The cost, with the formula of each operation.
+
+    Raises:
+        ArgumentError: If there is no such phase, a size is too small, or `memory` is given for a model that
+            is not an encoder-decoder.
+        UnsupportedError: If the formulas do not cover what the config has, an encoder is asked to decode, or
+            `latent` is given for anything but a decoder with softmax attention without biases.
     """
     check_alike(config)
     check_lengths(phase, batch, length, memory)
@@ -308,7 +365,15 @@ def _latent_attention(queries: Formula, keys: Formula, fused: bool) -> list[Row]
 
 
 def parameters(config: TransformerConfig, latent: Latent | None = None) -> Formula:
-    """How many parameters the model has."""
+    """Count the parameters of a model.
+
+    Args:
+        config: The model.
+        latent: Sizes of multi-head latent attention, which then replaces the config's own attention.
+
+    Returns:
+        The number of parameters as a formula. Weights that are tied count once.
+    """
     block = config.block
     norm = 2 * d if block.norm == "layer" else d
     total = (
@@ -345,14 +410,25 @@ def _held(config: TransformerConfig, latent: Latent | None) -> Formula:
 def leading(
     kind: Literal["multi-head", "grouped", "multi-query"], what: Literal["operations", "bytes"]
 ) -> str:
-    """The leading terms of one decoding step of one attention layer, with qk_dim = v_dim = d / h.
+    """Return the leading terms of one decoding step of one attention layer, with qk_dim = v_dim = d / h.
 
-    >>> leading("multi-head", "operations"), leading("multi-query", "operations")
-    ('b n d + b d²', 'b n d + b d²')
-    >>> leading("multi-head", "bytes")
-    'b d + d² + b n d'
-    >>> leading("multi-query", "bytes")
-    'b n d / h + b d + d² + b n h'
+    Args:
+        kind: How many key heads there are: "multi-head" (h), "grouped" (g) or "multi-query" (1).
+        what: "operations" or "bytes"; bytes up to the factor of one number's size.
+
+    Returns:
+        The terms inside O( ), written as a formula.
+
+    Raises:
+        ArgumentError: If `kind` or `what` is something else.
+
+    Example:
+        >>> leading("multi-head", "operations"), leading("multi-query", "operations")
+        ('b n d + b d²', 'b n d + b d²')
+        >>> leading("multi-head", "bytes")
+        'b d + d² + b n d'
+        >>> leading("multi-query", "bytes")
+        'b n d / h + b d + d² + b n h'
     """
     heads = {"multi-head": h, "grouped": g, "multi-query": ONE}
     if kind not in heads or what not in ("operations", "bytes"):
@@ -366,7 +442,15 @@ def leading(
 
 
 def what_if(config: TransformerConfig) -> dict[str, tuple[TransformerConfig, Latent | None]]:
-    """The same model with other numbers of key heads, and with multi-head latent attention."""
+    """Build the same model with other numbers of key heads, and with multi-head latent attention.
+
+    Args:
+        config: The model.
+
+    Returns:
+        Config and latent sizes of each variant by its name, as `cost` takes them. All have softmax attention;
+        of the possible numbers of key heads, the two smallest and the two largest are there.
+    """
     block, n_head = config.block, config.block.n_head
     counts = [count for count in range(1, n_head + 1) if n_head % count == 0]
     models: dict[str, tuple[TransformerConfig, Latent | None]] = {}

@@ -25,27 +25,41 @@ MARKERS = {"decode": "o", "prefill": "s", "train": "^"}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured: the best of several tries, which is what the hardware can do."""
+    """How fast a machine computes and reads: the best of several runs, which is what the hardware can do.
 
-    peak: float  # operations a second of a large product
-    bandwidth: float  # bytes a second of reading a matrix far larger than the caches
+    Attributes:
+        peak: Operations per second, in the product of two large matrices.
+        bandwidth: Bytes per second, reading a matrix far larger than the caches.
+        n_thread: How many threads PyTorch used.
+        dtype: The type of the numbers, such as "float32".
+        device: The device, such as "cpu".
+    """
+
+    peak: float
+    bandwidth: float
     n_thread: int
     dtype: str
     device: str
 
     @property
     def ridge(self) -> float:
-        """Operations for each byte above which computing, not reading, is what takes the time."""
+        """Operations per byte above which an operation waits for compute, not for memory."""
         return self.peak / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An operation below the roof."""
+    """An operation below the roof.
+
+    Attributes:
+        row: The operation.
+        seconds: The least time that it can take.
+        waits_for: What limits it, "memory" or "compute".
+    """
 
     row: Row
-    seconds: float  # at least
-    waits_for: str  # "memory" or "compute"
+    seconds: float
+    waits_for: str
 
 
 def measure_machine(
@@ -55,7 +69,20 @@ def measure_machine(
     seconds: float = 1.0,
     n_byte: int = 1 << 28,
 ) -> Machine:
-    """Peak and bandwidth of this machine, from products repeated for about `seconds` each."""
+    """Measure the peak and the bandwidth of this machine with matrix products.
+
+    Args:
+        dtype: The type of the numbers.
+        device: Where to measure.
+        seconds: About how long each of the two measurements takes.
+        n_byte: Size of the matrix that is read for the bandwidth; it must be far larger than the caches.
+
+    Returns:
+        What the fastest runs reached.
+
+    Raises:
+        ArgumentError: If `seconds` is not above 0 or `n_byte` is below 4096.
+    """
     if seconds <= 0 or n_byte < 1 << 12:
         raise ArgumentError(f"seconds must be above 0 and n_byte at least 4096. Got {seconds} and {n_byte}.")
     device = torch.device(device)
@@ -81,7 +108,15 @@ def _fastest(run: Callable[[], object], device: torch.device, seconds: float) ->
 
 
 def placed(cost: Cost, machine: Machine) -> list[Placed]:
-    """Each operation with the least time it can take, and what it waits for."""
+    """Compute the least time that each operation can take on a machine, and what it waits for.
+
+    Args:
+        cost: The cost of a step.
+        machine: The machine.
+
+    Returns:
+        One entry for each row of the cost, in the same order.
+    """
     rows = []
     for row in cost.rows:
         reading, computing = row.n_byte / machine.bandwidth, row.n_operation / machine.peak
@@ -90,7 +125,21 @@ def placed(cost: Cost, machine: Machine) -> list[Placed]:
 
 
 def roofline_figure(costs: Sequence[Cost], machine: Machine, *, title: str | None = None) -> Figure:
-    """A figure of the roof and, below it, the operations of each phase, numbered as in the list beside it."""
+    """Draw the roof of a machine and the operations of each phase, numbered as in the list beside it.
+
+    Every operation stands where the roof limits it: speeds are those possible, not measured ones.
+
+    Args:
+        costs: The costs to draw, one for each phase.
+        machine: The machine.
+        title: The title. Default: threads and type of the measurement.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ArgumentError: If there are no costs.
+    """
     if not costs:
         raise ArgumentError("there is no cost to draw.")
     figure = new_figure(9.6, 4.8)
@@ -152,10 +201,11 @@ def _short(value: float) -> str:
 
 
 def short_number(value: float | int, unit: str = "") -> str:
-    """A number with a unit of a thousand's power.
+    """Write a number with three digits and an SI prefix.
 
-    >>> short_number(6_681_526_272), short_number(999), short_number(1500.0, "B/s")
-    ('6.68 G', '999', '1.5 kB/s')
+    Example:
+        >>> short_number(6_681_526_272), short_number(999), short_number(1500.0, "B/s")
+        ('6.68 G', '999', '1.5 kB/s')
     """
     for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor:

@@ -364,30 +364,61 @@ def turned(loaded: Loaded, reading: Reading, side: str, head: int, position: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Circuit:
-    """A table over pairs of tokens, of low rank: entry (a, b) is left[a] . right[b]."""
+    """A table over pairs of tokens, of low rank: entry (a, b) is left[a] . right[b].
+
+    Attributes:
+        left: A vector for the token of each row, ``(vocab, dim)``.
+        right: A vector for the token of each column, ``(vocab, dim)``.
+    """
 
     left: Float[Tensor, "vocab dim"]
     right: Float[Tensor, "vocab dim"]
 
     def table(self, rows: slice = slice(None), cols: slice = slice(None)) -> Float[Tensor, "rows cols"]:
-        """A part of it; the whole has vocab x vocab numbers."""
+        """Compute a part of the table; the whole has vocab x vocab numbers.
+
+        Args:
+            rows: The tokens whose rows are computed. Default: all.
+            cols: The tokens whose columns are computed. Default: all.
+
+        Returns:
+            ``(rows, cols)``.
+        """
         return self.left[rows] @ self.right[cols].T
 
     def strongest(self, token: int, n: int = 10) -> list[tuple[int, float]]:
-        """The tokens that have most of a row, as (token, value): what `token` brings forth."""
+        """Find the largest entries of a token's row.
+
+        Args:
+            token: The id whose row it is.
+            n: How many entries.
+
+        Returns:
+            (token, value), the largest first.
+
+        Raises:
+            ArgumentError: If the vocabulary has no such token.
+        """
         values = self.right @ self.left[whole_index("token", token, len(self.left))]
         best, index = values.topk(min(n, len(values)))
         return list(zip(index.tolist(), best.tolist(), strict=True))
 
     @property
     def sign(self) -> float:
-        """Sum of the eigenvalues over the sum of their sizes: 1 copies, -1 holds back what it sees."""
-        # Those that are not 0, complex: of the small product the other way round, which has the same.
+        """Sum of the eigenvalues over the sum of their absolute values: 1 copies, -1 suppresses."""
+        # The product the other way round is small and has the same eigenvalues, but for those that are 0.
         values = torch.linalg.eigvals(self.right.T.double() @ self.left.double())
         return float(values.real.sum() / values.abs().sum())
 
     def copying(self, n: int = 5) -> float:
-        """The share of tokens that are among the `n` strongest of their own row; by chance n / vocab."""
+        """Compute the share of tokens that are among the `n` strongest of their own row.
+
+        Args:
+            n: How many of each row count as strongest.
+
+        Returns:
+            A share between 0 and 1; by chance n / vocab.
+        """
         vocab, n_right = self.left.shape[0], 0
         step = max(1, _BLOCK // vocab)
         for first in range(0, vocab, step):
@@ -399,9 +430,22 @@ class Circuit:
 
 @torch.no_grad()
 def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
-    """What looking at a token adds to the scores of all tokens, through this head alone: rows are looked at.
+    """Compute what attending to a token adds to the logits of all tokens, through this head alone.
 
-    Row a is W_U W_O W_V e_a, of the token's vector e_a before any layer.
+    Row a is W_U W_O W_V e_a, e_a being the embedding of the token attended to. Norms count by their weights;
+    biases are left out.
+
+    Args:
+        model: A decoder with a language head, loaded or a module.
+        layer: The attention layer, counted from 0; negative numbers count from the last.
+        head: The head, counted in the same way.
+
+    Returns:
+        The circuit: rows are tokens attended to, columns the tokens whose logits change.
+
+    Raises:
+        ArgumentError: If there is no such layer or head.
+        UnsupportedError: If the model is not a decoder with a language head, or its matrices cannot be found.
     """
     loaded, reading, head = _chosen(loaded_of(model), layer, head)
     ending = Ending(loaded, probe(loaded))
@@ -412,9 +456,22 @@ def ov_circuit(model: Loaded | nn.Module, layer: int, head: int) -> Circuit:
 
 @torch.no_grad()
 def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: int = 0) -> Circuit:
-    """The score of every query token with every key token: rows are queries.
+    """Compute the score of every query token with every key token, from their embeddings alone.
 
-    With rotary positions, of a key `distance` positions before the query.
+    Norms count by their weights; biases are left out.
+
+    Args:
+        model: A decoder with a language head, loaded or a module.
+        layer: The attention layer, counted from 0; negative numbers count from the last.
+        head: The head, counted in the same way.
+        distance: How many positions the key is before the query; it matters with rotary positions.
+
+    Returns:
+        The circuit: rows are queries, columns keys.
+
+    Raises:
+        ArgumentError: If there is no such layer or head, or `distance` is negative.
+        UnsupportedError: If the model is not a decoder with a language head, or its matrices cannot be found.
     """
     if distance < 0:
         raise ArgumentError(f"distance counts the positions back to the key: at least 0. Got {distance}.")
@@ -430,20 +487,40 @@ def qk_circuit(model: Loaded | nn.Module, layer: int, head: int, *, distance: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composition:
-    """How much later heads read what earlier ones write; NaN where there is no earlier one."""
+    """How much later heads read what earlier heads write.
+
+    Tables are ``(later, later_head, earlier, earlier_head)``, NaN where the second layer is not earlier.
+
+    Attributes:
+        layers: The names of the layers.
+        q: Q-composition: through the queries of the later head.
+        k: K-composition: through its keys.
+        v: V-composition: through its values.
+    """
 
     layers: tuple[str, ...]
-    q: Float[Tensor, "later later_head earlier earlier_head"]  # on the query's side
-    k: Float[Tensor, "later later_head earlier earlier_head"]  # on the key's side
-    v: Float[Tensor, "later later_head earlier earlier_head"]  # in what they carry on
+    q: Float[Tensor, "later later_head earlier earlier_head"]
+    k: Float[Tensor, "later later_head earlier earlier_head"]
+    v: Float[Tensor, "later later_head earlier earlier_head"]
 
 
 @torch.no_grad()
 def composition(model: Loaded | nn.Module) -> Composition:
-    """|B A| / (|B| |A|) for all pairs of heads, by Frobenius' norm (Elhage et al. 2021, "composition").
+    """Compute how much each head reads what each earlier head writes (Elhage et al. 2021, "composition").
 
-    A is what an earlier head writes, W_O W_V, and B what a later one does with it: W_QK turned (q),
-    W_QK (k) or W_O W_V (v). Two random matrices have about 1 / sqrt(model_dim).
+    It is |B A| / (|B| |A|) in the Frobenius norm. A is what the earlier head writes, W_O W_V; B is what the
+    later head does with it: W_QK transposed (q), W_QK (k) or W_O W_V (v). Two random matrices have about
+    1 / sqrt(model_dim).
+
+    Args:
+        model: A decoder with a language head, loaded or a module.
+
+    Returns:
+        The three tables, each ``(later, later_head, earlier, earlier_head)``, in float64.
+
+    Raises:
+        UnsupportedError: If the model is not a decoder with a language head, its matrices cannot be found, or
+            its layers differ in their number of heads.
     """
     loaded = loaded_of(model)
     layers, stream = readings(loaded), Stream(loaded, probe(loaded))
@@ -495,10 +572,24 @@ def _vectors(loaded: Loaded) -> Float[Tensor, "vocab model_dim"]:
 def logit_lens(
     model: Loaded | nn.Module, text_or_tokens: Prompt, *, position: int | None = -1, tokenizer: Any = None
 ) -> Float[Tensor, "layer batch *position vocab"]:
-    """What the model would say after each layer, if it were the last: embeddings first, the output last.
+    """Compute the logits that the model would give after each layer, if it were the last.
 
-    Every layer's vectors go through the model's last norm and its head (nostalgebraist 2020). `position` is
-    the one whose next token is scored; None: all, which is an axis then.
+    Every layer's vectors go through the model's last norm and its language head (nostalgebraist 2020).
+
+    Args:
+        model: A decoder with a language head, loaded or a module; or a `Transformer` encoder with a head.
+        text_or_tokens: A text, several texts, or their ids.
+        position: The position whose logits are computed. None: all positions.
+        tokenizer: What reads the text, for a module that has no tokenizer of its own.
+
+    Returns:
+        ``(layer, batch, vocab)``, or ``(layer, batch, position, vocab)`` where `position` is None. The
+        embeddings come first, then every layer; the last are the model's own logits.
+
+    Raises:
+        ArgumentError: If there is no such position, or a text comes without a tokenizer.
+        UnsupportedError: If the model is an encoder-decoder, has no head, or its last norm and output
+            matrix cannot be found.
     """
     loaded = loaded_of(model, tokenizer)
     own = loaded.model
@@ -522,11 +613,18 @@ def logit_lens(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreSplit:
-    """One score, by what wrote the query and what wrote the key."""
+    """One score, by what wrote the query and what wrote the key.
 
-    names: tuple[str, ...]  # embedding, then head L.H and feed-forward L of each layer before, then bias
+    Attributes:
+        names: What wrote each part: "embedding", then "head L.H" and "feed-forward L" of every earlier layer,
+            then "bias".
+        parts: What each pair adds to the score, ``(query_part, key_part)``.
+        score: The score, which is the sum of all parts.
+    """
+
+    names: tuple[str, ...]
     parts: Float[Tensor, "query_part key_part"]
-    score: float  # the sum of all parts
+    score: float
 
     @property
     def query_side(self) -> dict[str, float]:
@@ -550,10 +648,29 @@ def score_split(
     *,
     tokenizer: Any = None,
 ) -> ScoreSplit:
-    """The score of one query and key, as a table of what wrote the query's vector and what the key's.
+    """Split the score of one query and key by what wrote the query's vector and what wrote the key's.
 
-    The stream is a sum of what the embedding, every earlier head and feed-forward layer wrote; at the length
-    that the norm divided by, query and key are such sums too, and the score a sum over pairs.
+    The residual stream is the sum of what the embedding, every earlier head and every feed-forward layer
+    wrote. With the norm held at the scale it had, query and key are such sums too, and the score is a sum
+    over pairs.
+
+    Args:
+        model: A decoder with a language head, loaded or a module.
+        text_or_tokens: One text, or its ids.
+        layer: The attention layer, counted from 0; negative numbers count from the last.
+        head: The head, counted in the same way.
+        query: The position of the query.
+        key: The position of the key, not after the query.
+        tokenizer: What reads the text, for a module that has no tokenizer of its own.
+
+    Returns:
+        The score and its parts.
+
+    Raises:
+        ArgumentError: If there is no such layer, head or position, the key comes after the query, or there
+            are several texts.
+        UnsupportedError: If the model is not a decoder with a language head, its matrices cannot be found, or
+            scores of the layer are more than scaled products.
     """
     loaded, reading, head = _chosen(loaded_of(model, tokenizer), layer, head)
     if not reading.layer.rule.product_only:

@@ -44,9 +44,10 @@ def rollout(
     Raises:
         ArgumentError: If a layer is not self-attention, or layers have several lengths.
 
-    >>> trace = Trace.from_weights([[1.0, 0.0], [1.0, 0.0]])
-    >>> rollout(trace, 1)
-    tensor([0.5000, 0.5000])
+    Example:
+        >>> trace = Trace.from_weights([[1.0, 0.0], [1.0, 0.0]])
+        >>> rollout(trace, 1)
+        tensor([0.5000, 0.5000])
     """
     chosen = list(trace.layers) if layers is None else [trace.layer(layer) for layer in layers]
     if layers is None:  # of an encoder-decoder, the decoder's self-attention
@@ -78,20 +79,40 @@ class ValueWeightedLayer(AnyLayer):
 
     A cell is |w_ij f(x_j)| over its row's sum, f(x_j) being the value after the head's part of the output
     projection. Every measure and picture takes it as any other layer.
+
+    Attributes:
+        name: The name of the layer.
+        kind: Whether it is self-attention or cross-attention.
+        visibility: Which keys each query sees.
+        size: |f(x_j)|, ``(batch, head, key)``.
+        total: The sum of each row, ``(batch, head, query)``.
+        inner: The layer as it was traced.
     """
 
     name: str
     kind: Kind
     visibility: Visibility = field()  # not the property of the base
-    size: Float[Tensor, "batch head key"]  # |f(x_j)|
-    total: Float[Tensor, "batch head query"]  # of each row
+    size: Float[Tensor, "batch head key"]
+    total: Float[Tensor, "batch head query"]
     inner: LayerTrace
 
     @classmethod
     def of(
         cls, layer: LayerTrace, projection: Float[Tensor, "model_dim head v_dim"] | None = None
     ) -> ValueWeightedLayer:
-        """Of a layer traced with keep_v; without its output projection the sizes are of the values."""
+        """Weigh the weights of a layer by the size of what they carry.
+
+        Args:
+            layer: A layer traced with ``keep_v=True``.
+            projection: Its output projection, ``(model_dim, head, v_dim)``. Default: sizes are those of the
+                values themselves.
+
+        Returns:
+            The layer.
+
+        Raises:
+            ArgumentError: If the layer was traced without its values.
+        """
         if layer.v is None:
             raise ArgumentError(f"{layer.name} was traced without its values: trace with keep_v=True.")
         v = layer.v.repeat_interleave(layer.n_head // layer.v.shape[1], dim=1).float()
@@ -237,10 +258,12 @@ def lost_attention(
 
     Raises:
         ArgumentError: If there is no such layer or position.
+        UnsupportedError: If a layer sees later tokens, as no decoder does.
 
-    >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
-    >>> lost_attention(Trace.from_weights(even), Evict("streaming", budget=1, sinks=0), at=2)
-    tensor([[0.2917]])
+    Example:
+        >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
+        >>> lost_attention(Trace.from_weights(even), Evict("streaming", budget=1, sinks=0), at=2)
+        tensor([[0.2917]])
     """
     layers = [layer for layer in trace.layers if layer.kind == "self" and layer.n_query == layer.n_key]
     if not layers:

@@ -18,6 +18,7 @@ from regard.layers.positions import RotaryScaling
 from regard.models.families import initialise
 from regard.models.mechanisms import MECHANISMS, PLAIN, TOOLS, why_not
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.tracing.take import trace
 
 VOCAB, DIM, N_HEAD = 263, 24, 4
 ROTARY = {"positions": "rotary"}
@@ -30,6 +31,8 @@ HAVING = {
     "parallel blocks": {"block.parallel": True},
     "a gated feed-forward": {"block.gated": True},
     "linear attention": {"block.feature_map": "elu1"},
+    "latent attention": {"block.latent_dim": 7, "block.latent_rotary_dim": 2, **ROTARY},
+    "the delta rule": {"block.delta": True},
     "a sliding window": {"block.window": 5},
     "a softcap of scores": {"block.softcap": 2.0},
     "norms of queries and keys": {"block.qk_norm": True},
@@ -72,6 +75,15 @@ def model_of(name):
 def loaded_of(name):
     model = model_of(name)
     return Loaded(model, byte_tokenizer(VOCAB), described(model, name, "random"), start_token=0)
+
+
+def traces(name):
+    """Weights of every layer, which times the values give what the layer gave."""
+    model, tokens = model_of(name), torch.randint(VOCAB, (2, 7))
+    both = model.kind == "encoder-decoder"
+    traced = trace(model, tokens, target=tokens if both else None, keep_v=True)
+    assert traced.names == tuple(model.attention_names)
+    return traced.checks.passed
 
 
 def decodes(name):
@@ -136,6 +148,8 @@ def adds_up(name):
     """What heads give, each through its part of the output matrix, is what the block adds by attention."""
     model, tokens, seen, given = model_of(name), torch.randint(VOCAB, (1, 7)), {}, {}
     block = model.decoder.blocks[1]
+    if block.attention.key.in_features != DIM:  # the machine shows keys made from what the layer reads
+        return False
     block.register_forward_hook(
         lambda _, args, kwargs, out: seen.update(x=args[0], out=out), with_kwargs=True
     )
@@ -160,6 +174,7 @@ def adds_up(name):
 
 
 RUN = {
+    "tracing": traces,
     "decoding": decodes,
     "costs": costs,
     "pruning": prunes,

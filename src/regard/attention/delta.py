@@ -15,12 +15,14 @@ anything.
 """
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.attention.data import Data
 from regard.attention.scores import no_autocast
 from regard.attention.shapes import check_attention
 from regard.errors import ArgumentError, ShapeError
@@ -29,6 +31,21 @@ Rows = Float[Tensor, "batch head position qk_dim"]
 Values = Float[Tensor, "batch head position v_dim"]
 Gates = Float[Tensor, "batch head position"]
 State = Float[Tensor, "batch head qk_dim v_dim"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeltaState(Data):
+    """All that a layer with the delta rule keeps of the past, as a `LayerCache` holds it.
+
+    Attributes:
+        S: ``(batch, head, qk_dim, v_dim)``, the state after the last token.
+    """
+
+    S: State
+
+    def select(self, batch: Int[Tensor, " chosen"]) -> "DeltaState":
+        """Return the states of these batch entries, in this order, as beam search asks for them."""
+        return DeltaState(self.S[batch])
 
 
 class DeltaAttended(NamedTuple):

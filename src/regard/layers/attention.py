@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention import feature_maps
 from regard.attention import softmax as attention
+from regard.attention.delta import DeltaState
 from regard.attention.feature_maps import FeatureMap
 from regard.attention.linear import LinearRule, Rule, attend_linear, linear_weights
 from regard.attention.scores import Bias, ScoreRule, SlopeBias, alibi_slopes
@@ -245,6 +246,8 @@ class MultiHeadAttention(nn.Module):
             k, v = self._spread(k, v)
             looks = self._linear_rule(self.feature_map, k, visible, bias, start)
             state, keep = (None, False) if cache is None else (cache.state, True)
+            if isinstance(state, DeltaState):
+                raise UnsupportedError("this cache holds the state of a layer with the delta rule.")
             made = attend_linear(
                 q,
                 k,

@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.data import Ranges, check_fields
+from regard.attention.delta import DeltaState
 from regard.attention.scores import Bias
 from regard.attention.shapes import Vectors, check_dropout, check_sizes
 from regard.attention.visibility import Visibility
-from regard.errors import ArgumentError
-from regard.layers.attention import MultiHeadAttention, Record
+from regard.errors import ArgumentError, UnsupportedError
+from regard.layers.attention import MultiHeadAttention, Record, head_dims
 from regard.layers.cache import LayerCache
+from regard.layers.delta import UNTRACED, DeltaAttention
+from regard.layers.latent import LatentAttention
 from regard.layers.positions import RotaryCosSin
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,6 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),  # no lambda: a layer can be pickled
     "silu": nn.functional.silu,
 }
+
+# Fields of a block that latent attention and the delta rule do not have.
+_MULTI_HEAD_ONLY = "n_kv_head out_bias scale feature_map window softcap qk_norm sinks alibi output_gate"
 
 
 class FeedForward(nn.Module):
@@ -98,6 +104,11 @@ class BlockConfig:
         ff_bias: Whether the feed-forward network's linear layers have a bias.
         scale: Factor of the dot products. None: 1 / sqrt(qk_dim).
         feature_map: Name of a feature map: linear attention in place of softmax. None: softmax.
+        latent_dim: Multi-head latent attention (`LatentAttention`): how many numbers of a token its keys and
+            values are made from. None: keys and values are made from the token itself.
+        latent_rotary_dim: In latent attention, how many numbers a head's queries and keys have for rotary
+            positions, beside `qk_dim`.
+        delta: Whether the gated delta rule (`DeltaAttention`) takes the place of softmax; in decoders only.
         window: In causal self-attention a query sees only keys less than this many positions away, itself
             included. None: any distance.
         softcap: Scores become cap * tanh(score / cap) (Gemma 2). None: scores are not capped.
@@ -111,8 +122,7 @@ class BlockConfig:
             what is added to the residual.
 
     Raises:
-        ArgumentError: If a field has another type or is out of range, or `norm_after` or `parallel` is
-            combined with post-norm.
+        ArgumentError: If a field has another type or is out of range, or fields exclude each other.
     """
 
     model_dim: int
@@ -133,6 +143,9 @@ class BlockConfig:
     ff_bias: bool = True
     scale: float | None = None
     feature_map: str | None = None
+    latent_dim: int | None = None
+    latent_rotary_dim: int | None = None
+    delta: bool = False
     window: int | None = None
     softcap: float | None = None
     qk_norm: bool = False
@@ -141,7 +154,10 @@ class BlockConfig:
     output_gate: bool = False
     dropout: float = 0.0
     ranges: ClassVar[Ranges] = {
-        **dict.fromkeys("model_dim n_head ff_dim n_kv_head qk_dim v_dim window".split(), (1, math.inf)),
+        **dict.fromkeys(
+            "model_dim n_head ff_dim n_kv_head qk_dim v_dim latent_dim window".split(), (1, math.inf)
+        ),
+        "latent_rotary_dim": (2, math.inf),
         "norm_eps": (0, 1),
         "softcap": (1e-6, math.inf),
     }
@@ -150,6 +166,24 @@ class BlockConfig:
         check_fields(self)
         if not self.norm_first and (self.norm_after or self.parallel):
             raise ArgumentError("norm_after and parallel are of blocks whose norms come first.")
+        if (self.latent_dim is None) != (self.latent_rotary_dim is None):
+            raise ArgumentError(
+                "latent attention needs both of its sizes. "
+                f"Got latent_dim={self.latent_dim}, latent_rotary_dim={self.latent_rotary_dim}."
+            )
+        if self.latent_rotary_dim is not None and self.latent_rotary_dim % 2:
+            raise ArgumentError(
+                "rotary positions rotate pairs: latent_rotary_dim must be even. "
+                f"Got {self.latent_rotary_dim}."
+            )
+        if self.latent_dim is not None or self.delta:
+            kind = "the delta rule" if self.delta else "latent attention"
+            excluded = {*_MULTI_HEAD_ONLY.split(), "latent_dim" if self.delta else "delta"}
+            given = [
+                f.name for f in fields(self) if f.name in excluded and getattr(self, f.name) != f.default
+            ]
+            if given:
+                raise ArgumentError(f"a block with {kind} cannot have {', '.join(given)}.")
 
 
 def make_norm(config: BlockConfig) -> nn.Module:
@@ -180,7 +214,7 @@ class Block(nn.Module):
         """
         super().__init__()
         self.norm_first, self.parallel = config.norm_first, config.parallel
-        self.attention = MultiHeadAttention(**attention_options(config, causal=causal))
+        self.attention = make_attention(config, causal=causal)
         self.attention_norm = make_norm(config)
         self.cross = MultiHeadAttention(**attention_options(config, causal=False)) if cross else None
         self.cross_norm = make_norm(config) if cross else None
@@ -192,6 +226,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         if cross and (config.norm_after or config.parallel):
             raise ArgumentError("norm_after and parallel are of blocks without cross-attention.")
+        if cross and (config.latent_dim is not None or config.delta):
+            raise ArgumentError("latent attention and the delta rule are of blocks without cross-attention.")
 
     def forward(
         self,
@@ -234,7 +270,9 @@ class Block(nn.Module):
         if self.cross is not None and memory is None:
             raise ArgumentError("a block with cross-attention needs the encoder's output as `memory`.")
         more = {"visible": visible, "bias": bias, "rotary": rotary, "cache": cache, "name": f"{name}.self"}
-        look = partial(self.attention, record=record, **more)
+        own = self.attention
+        look = partial(delta_attention, own) if isinstance(own, DeltaAttention) else own
+        look = partial(look, record=record, **more)
         attended = self._residual(x, self.attention_norm, look, self.attention_norm_after)
         if self.parallel:
             return self._residual(x, self.ff_norm, self.ff, self.ff_norm_after, onto=attended)
@@ -259,6 +297,63 @@ class Block(nn.Module):
             return (x if onto is None else onto) + added
         normed: Tensor = norm(x + self.dropout(sublayer(x)))
         return normed
+
+
+def make_attention(
+    config: BlockConfig, *, causal: bool
+) -> MultiHeadAttention | LatentAttention | DeltaAttention:
+    """Return the self-attention of such a block."""
+    if config.delta:
+        if not causal:
+            raise ArgumentError("the delta rule reads tokens in their order: it is of causal blocks.")
+        sizes = {name: getattr(config, name) for name in ("qk_dim", "v_dim")}
+        return DeltaAttention(config.model_dim, config.n_head, bias=config.attention_bias, **sizes)
+    if config.latent_dim is None or config.latent_rotary_dim is None:
+        return MultiHeadAttention(**attention_options(config, causal=causal))
+    qk_dim, v_dim = head_dims(config.model_dim, config.n_head, config.qk_dim, config.v_dim)
+    return LatentAttention(
+        config.model_dim,
+        config.n_head,
+        latent_dim=config.latent_dim,
+        rotary_dim=config.latent_rotary_dim,
+        qk_dim=qk_dim,
+        v_dim=v_dim,
+        bias=config.attention_bias,
+        norm_eps=config.norm_eps,
+        dropout=config.dropout,
+        causal=causal,
+    )
+
+
+def delta_attention(
+    layer: DeltaAttention,
+    x: Vectors,
+    *,
+    visible: Visibility | None,
+    bias: Bias | None,
+    rotary: RotaryCosSin | None,
+    cache: LayerCache | None,
+    record: Record | None,
+    name: str,
+) -> Vectors:
+    """Run a layer with the delta rule as a block runs its attention: its state is in the cache."""
+    if record is not None:
+        raise UnsupportedError(f"{name}: {UNTRACED}.")
+    if bias is not None or rotary is not None:
+        raise UnsupportedError("the delta rule takes no rotary or relative positions.")
+    if visible is not None and (visible.by_pair or visible.window is not None):
+        raise UnsupportedError("the delta rule masks padding and the future only: no pairs, no window.")
+    start = 0 if cache is None else cache.length
+    stop = start + x.shape[1]
+    key_mask = None if visible is None else visible.combined_key_mask(stop)
+    key_mask = None if key_mask is None else key_mask.expand(x.shape[0], -1)[:, start:stop]
+    before = None if cache is None else cache.state
+    if before is not None and not isinstance(before, DeltaState):
+        raise UnsupportedError("this cache holds the state of a layer of linear attention.")
+    out, state = layer(x, None if before is None else before.S, key_mask=key_mask)
+    if cache is not None:
+        cache.append_state(DeltaState(state), x.shape[1])
+    return cast(Tensor, out)
 
 
 def attention_options(config: BlockConfig, *, causal: bool) -> dict[str, Any]:

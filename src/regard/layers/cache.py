@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.delta import DeltaState
 from regard.attention.linear import LinearState
 from regard.attention.shapes import KEY_WORDS, VALUE_WORDS, Keys, Values, check_rank, named
 from regard.attention.visibility import Visibility
@@ -39,7 +40,7 @@ class LayerCache:
         self._written = 0  # positions of the buffers that somebody may still hold a view of
         self._k: Tensor | None = None
         self._v: Tensor | None = None
-        self.state: LinearState | None = None  # in place of keys and values, where the layer is linear
+        self.state: LinearState | DeltaState | None = None  # in place of keys and values: linear, delta rule
 
     def __repr__(self) -> str:
         gone = f" of {self.read}" if self._n_gone else ""
@@ -50,8 +51,8 @@ class LayerCache:
         """How many positions have been read: those held, and those that were let go."""
         return self.length + self._n_gone
 
-    def append_state(self, state: LinearState, n_new: int) -> None:
-        """Replace a linear layer's state by one that has seen `n_new` positions more."""
+    def append_state(self, state: LinearState | DeltaState, n_new: int) -> None:
+        """Replace the state of a linear or delta layer by one that has seen `n_new` positions more."""
         self.state, self.length = state, self.length + n_new
 
     def append(
@@ -129,7 +130,7 @@ class LayerCache:
         if length < self.length and self.held is not None:
             raise UnsupportedError("this cache let positions go: those left cannot be cropped by number.")
         if length < self.length and self.state is not None:
-            raise UnsupportedError("linear attention keeps a sum of the past: nothing can be taken out.")
+            raise UnsupportedError("this layer keeps a sum of the past: nothing can be taken out.")
         self.length = length
 
     def select(

@@ -1,12 +1,15 @@
 """The gated delta rule as a layer (Gated DeltaNet, Yang et al. 2025): a state that corrects itself."""
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize
 
 from regard.attention.delta import State, attend_delta, delta_step, delta_weights
 from regard.attention.shapes import Vectors, check_sizes
 from regard.layers.attention import check_input, head_dims, merge_heads, split_heads
+
+KEEP_BIAS = 4.0  # of an untrained layer: at first 2 % fade with each token
+UNTRACED = "the delta rule keeps a state and forms no weights from scores, so a trace has nothing to hold"
 
 
 class DeltaAttention(nn.Module):
@@ -54,24 +57,29 @@ class DeltaAttention(nn.Module):
         self.query, self.key = (nn.Linear(model_dim, n_head * qk_dim, bias) for _ in range(2))
         self.value = nn.Linear(model_dim, n_head * v_dim, bias)
         self.write, self.keep = nn.Linear(model_dim, n_head), nn.Linear(model_dim, n_head)
-        nn.init.constant_(self.keep.bias, 4.0)  # at first 2 % fade with each token
+        nn.init.constant_(self.keep.bias, KEEP_BIAS)
         self.out = nn.Linear(n_head * v_dim, model_dim, bias)
 
-    def forward(self, x: Vectors, state: State | None = None) -> tuple[Vectors, State]:
-        """Attend causally, starting from `state`.
+    def forward(
+        self,
+        x: Vectors,
+        state: State | None = None,
+        *,
+        key_mask: Bool[Tensor, "batch position"] | None = None,
+    ) -> tuple[Vectors, State]:
+        """Compute the outputs, and the state after the last token.
 
         Args:
-            x: Inputs, ``(batch, position, model_dim)``.
-            state: State after the preceding tokens, ``(batch, head, qk_dim, v_dim)``. Default: empty.
+            x: ``(batch, position, model_dim)``.
+            state: ``(batch, head, qk_dim, v_dim)``, after the tokens before these. Default: there are none.
+            key_mask: ``(batch, position)``, False where a token is padding, which leaves the state as it is.
 
         Returns:
-            The outputs, ``(batch, position, model_dim)``, and the state after the last token,
-            ``(batch, head, qk_dim, v_dim)``.
-
-        Raises:
-            ShapeError: If `x` or `state` has another shape, dtype or device than the layer expects.
+            ``(batch, position, model_dim)``, and the state.
         """
         q, k, v, log_decay, beta = self._parts(x)
+        if key_mask is not None:
+            log_decay, beta = (gate.masked_fill(~key_mask[:, None], 0.0) for gate in (log_decay, beta))
         if state is not None and x.shape[1] == 1:
             read, state = delta_step(q, k, v, log_decay, beta, state, scale=1.0)
         else:

@@ -10,10 +10,12 @@ heads look at one key of latent_dim + rotary_dim numbers, whose value is c, as i
 give the same numbers, to rounding; absorbed costs less where few queries look at many cached positions.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
-from regard.attention.scores import ScoreRule
+from regard.attention.scores import Bias, ScoreRule
 from regard.attention.shapes import Vectors, check_dropout, check_sizes
 from regard.attention.softmax import attend
 from regard.attention.visibility import Visibility
@@ -95,6 +97,7 @@ class LatentAttention(nn.Module):
         x: Vectors,
         *,
         visible: Visibility | None = None,
+        bias: Bias | None = None,
         rotary: RotaryCosSin | None = None,
         cache: LayerCache | None = None,
         record: Record | None = None,
@@ -106,6 +109,7 @@ class LatentAttention(nn.Module):
         Args:
             x: Inputs, ``(batch, position, model_dim)``.
             visible: Which keys each query may look at, combined with the layer's own causality.
+            bias: Added to the scores.
             rotary: Cosines and sines of the positions of `x`, for `rotary_dim` dimensions.
                 Default: no rotation.
             cache: Latent vectors and rotated keys of earlier positions; the new ones are appended.
@@ -114,7 +118,7 @@ class LatentAttention(nn.Module):
                 and outputs are latent vectors.
             name: Name of the layer in calls of `record`.
             absorbed: Whether to compute the absorbed form (see the module's description).
-                Default: where a single query follows cached positions.
+                Default: where a single query follows cached positions and nothing is recorded.
 
         Returns:
             ``(batch, position, model_dim)``.
@@ -135,7 +139,7 @@ class LatentAttention(nn.Module):
         if cache is not None:
             k_rotary, latent, start = cache.append(k_rotary, latent)
         if absorbed is None:
-            absorbed = cache is not None and x.shape[1] == 1 and start > 0
+            absorbed = record is None and x.shape[1] == 1 and start > 0
         to_key, to_value = (
             linear.weight.unflatten(0, (self.n_head, -1)) for linear in (self.key, self.value)
         )  # (head, dim, latent)
@@ -145,7 +149,7 @@ class LatentAttention(nn.Module):
             k, v = latent @ to_key.mT, latent @ to_value.mT
         q = torch.cat([q, q_rotary], -1)
         k = torch.cat([k, k_rotary.expand(-1, k.shape[1], -1, -1)], -1)
-        rule = rule_at(self.rule, visible, start)
+        rule = replace(rule_at(self.rule, visible, start), bias=bias)
         attended = attend(q, k, v, rule, dropout=self.dropout if self.training else 0.0)
         heads = reported(record, name, q, k, v, attended.out, attended.lse, rule)
         out: Tensor = self.out(merge_heads(heads @ to_value.mT if absorbed else heads))

@@ -106,7 +106,8 @@ def _matrix(rotary: RotaryCosSin | None, dim: int) -> Tensor | None:
 
 def _packed_block(block: Block, packed: Callable[..., Product]) -> Callable[..., Tensor]:
     """`block` for one token of each sequence, (batch, model_dim)."""
-    look, across, ff, norm_first = block.attention, block.cross, block.ff, block.norm_first
+    look = cast(MultiHeadAttention, block.attention)  # or `why_not` had refused
+    across, ff, norm_first = block.cross, block.ff, block.norm_first
     n_head, n_kv_head, dim, window = look.n_head, look.n_kv_head, look.qk_dim, look.rule.visible.window
     split, width, ff_dim = n_head + n_kv_head, n_head * dim, ff.up.out_features
     scale, activation, gated = look.rule.scale_for(dim), ff.activation, ff.gate is not None
@@ -181,7 +182,9 @@ def why_not(model: Transformer) -> str | None:
     if reason is not None:
         return reason
     blocks = cast(list[Block], list(decoder.blocks))
-    looks = [look for block in blocks for look in (block.attention, block.cross) if look is not None]
+    own_and_cross = (look for block in blocks for look in (block.attention, block.cross))
+    # The table has refused latent attention and the delta rule.
+    looks = [look for look in own_and_cross if isinstance(look, MultiHeadAttention)]
     weights = list(model.parameters())
     unusual = {
         "the model is in training mode": model.training,

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from regard.layers.block import BlockConfig
+from regard.layers.delta import UNTRACED
 
 if TYPE_CHECKING:
     from regard.models.transformer import TransformerConfig
 
-Tool = Literal["decoding", "costs", "pruning", "eviction", "circuits", "qk_circuits", "machine"]
+Tool = Literal["tracing", "decoding", "costs", "pruning", "eviction", "circuits", "qk_circuits", "machine"]
 TOOLS: tuple[Tool, ...] = get_args(Tool)
 
 _READABLE = "is left to the readable path"
@@ -32,6 +33,7 @@ class Mechanism:
         name: What messages call it.
         fields: The fields of a config that declare it; those of a block begin with "block.".
         used: Whether a config has it; given a `BlockConfig` where the fields are a block's.
+        tracing: Every attention weight, and interventions (`regard.trace`, `regard.intervene`).
         decoding: Packed decoding, one token at memory speed (`models/fast.py`).
         costs: Operations and bytes by formula (`regard.costs.cost`).
         pruning: Removing heads (`regard.experiments.prune`).
@@ -44,6 +46,7 @@ class Mechanism:
     name: str
     fields: tuple[str, ...]
     used: Callable[[Any], bool]
+    tracing: str | None
     decoding: str | None
     costs: str | None
     pruning: str | None
@@ -97,6 +100,30 @@ MECHANISMS: tuple[Mechanism, ...] = (
         decoding=f"linear attention {_READABLE}",
         eviction="linear attention keeps a sum of the past, not its positions",
         circuits="linear attention has no scores that are products of queries and keys",
+    ),
+    _known(
+        "latent attention",
+        "block.latent_dim",
+        "block.latent_rotary_dim",
+        used=lambda b: b.latent_dim is not None,
+        decoding=f"latent attention {_READABLE}",
+        costs="the formulas count latent attention where `cost` is given it as `latent`, not in a block",
+        pruning="heads of latent attention are not pruned",
+        eviction="the cache of latent attention holds vectors that all heads share, not their keys",
+        circuits="a norm stands between the matrices that latent attention makes its keys and values with",
+        machine="latent attention makes its keys in two steps, which the machine does not show",
+    ),
+    _known(
+        "the delta rule",
+        "block.delta",
+        used=lambda b: b.delta,
+        tracing=UNTRACED,
+        decoding=f"the delta rule {_READABLE}",
+        costs="the formulas do not count the delta rule",
+        pruning="heads with the delta rule are not pruned",
+        eviction="the delta rule keeps a state of the past, not its positions",
+        circuits="the delta rule has no scores that are products of queries and keys",
+        machine=UNTRACED,
     ),
     _known(
         "a sliding window",

@@ -21,6 +21,7 @@ from regard.errors import ArgumentError, ShapeError, UnsupportedError
 from regard.layers.attention import Record
 from regard.layers.block import ACTIVATIONS, Block, BlockConfig, make_norm
 from regard.layers.cache import KVCache, LayerCache
+from regard.layers.delta import KEEP_BIAS
 from regard.layers.eviction import Evict, Evicting
 from regard.layers.layer_id import Kind, LayerId
 from regard.layers.positions import (
@@ -129,6 +130,13 @@ class TransformerConfig:
         by_layer = self.local_rotary_base is not None or not self.full_positions
         if by_layer and (self.local is None or self.positions != "rotary"):
             raise ArgumentError("rotary positions differ by layer where `local` says which layers differ.")
+        if self.kind == "encoder-decoder" and (self.block.latent_dim is not None or self.block.delta):
+            raise ArgumentError("latent attention and the delta rule are of models with one stack.")
+        if self.block.delta and (self.kind == "encoder" or self.positions in ("rotary", "relative")):
+            raise ArgumentError(
+                "the delta rule is of decoders, whose positions are learned, sinusoidal or none. "
+                f"Got {self.positions} positions and a model that is {self.kind} only."
+            )
 
     def decoder_block(self, layer: int) -> BlockConfig:
         """Return the block of one of the decoder's layers: without the window where it is not local."""
@@ -237,9 +245,8 @@ class Transformer(Model):
             self.position = table(config.n_position, block.model_dim)
         self.rotary = self.local_rotary = None  # of all layers, and of the local ones if they differ
         if config.positions == "rotary":
-            rotary = partial(
-                Rotary, block.qk_dim or block.model_dim // block.n_head, rotary_dim=config.rotary_dim
-            )
+            rotated = block.latent_rotary_dim or block.qk_dim or block.model_dim // block.n_head
+            rotary = partial(Rotary, rotated, rotary_dim=config.rotary_dim)
             usual = rotary(config.rotary_base, config.rotary_scaling)
             self.rotary, self.local_rotary = (usual, None) if config.full_positions else (None, usual)
             if config.local_rotary_base is not None:
@@ -269,9 +276,10 @@ class Transformer(Model):
         Args:
             generator: Source of the random numbers. Default: PyTorch's own.
         """
+        block = self.config.block
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
-                parameter.zero_()
+                parameter.fill_(KEEP_BIAS if block.delta and name.endswith("keep.bias") else 0.0)
             elif "norm" in name:
                 parameter.fill_(1.0)
             elif parameter.is_meta:
@@ -286,7 +294,7 @@ class Transformer(Model):
         """Return the standard deviation of one matrix before training."""
         config, block = self.config, self.config.block
         std, n_layer = 0.02, config.n_encoder_layer + config.n_decoder_layer
-        if config.initial == "scaled" and name.endswith(("out.weight", "down.weight")):
+        if config.initial == "scaled" and name.endswith(("out.weight", "ff.down.weight")):
             std /= math.sqrt(2 * n_layer)
         elif config.initial == "fan_in":
             heads_dim = block.n_head * (block.qk_dim or block.model_dim // block.n_head)
@@ -297,6 +305,8 @@ class Transformer(Model):
                 "down": block.ff_dim,
             }
             std = n_in.get(name.split(".")[-2], block.model_dim) ** -0.5
+            if ".attention." in name and (block.latent_dim is not None or block.delta):  # which have scales
+                std = self.get_parameter(name).shape[-1] ** -0.5
             std = 1.0 if name == "token.weight" else std
         gives_logits = name == ("token.weight" if config.tied else "unembed.weight")
         return min(std, self._largest_logit_std()) if gives_logits and config.lm_head != "none" else std

@@ -44,6 +44,8 @@ from regard.attention.linear import Rule
 from regard.attention.scores import ScoreRule
 from regard.errors import UnsupportedError
 from regard.layers.attention import AdditiveAttention, MultiHeadAttention, Record
+from regard.layers.block import Block
+from regard.layers.delta import UNTRACED, DeltaAttention
 from regard.layers.latent import LatentAttention
 from regard.layers.layer_id import Kind, LayerId, nth_call
 from regard.models.model import Model
@@ -301,9 +303,11 @@ def _unseen() -> Iterator[None]:
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The attention layers of this library in a model, by name; raises where one drops weights."""
+    """Return this library's attention layers in a model, by name; raise where one drops or has no weights."""
     layers: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
+        if isinstance(module, Block) and isinstance(module.attention, DeltaAttention):
+            raise UnsupportedError(f"{name or 'this block'}: {UNTRACED}.")
         if isinstance(module, _OURS):
             refuse_dropout(module.dropout if module.training else 0.0)
             layers[name or "attention"] = module

@@ -78,10 +78,10 @@ def machine(
 def layer_vectors(loaded: Loaded, document: Document, layer: int) -> LayerVectors | None:
     """What a layer's queries and keys were made from, which the model must be run for.
 
-    None for a model without the matrices, which a recurrent one is.
+    None for a model without the matrices, as a recurrent one, or with latent attention.
     """
     model, name = loaded.model, document.trace.names[layer]
-    if not isinstance(model, Transformer):
+    if not isinstance(model, Transformer) or model.config.block.latent_dim is not None:
         return None
     attention = attention_of(model, name)
     stack = model.decoder if LayerId.parse(name).stack == "decoder" else model.encoder

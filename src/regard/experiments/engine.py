@@ -556,6 +556,8 @@ def _cut_rows(
 ) -> None:
     """Write into `out` what heads give without some edges, for several rows of the batch at once."""
     n_query, n_key = called.shape[2:]
+    if one_row is not None and one_row[0] < position:
+        return  # this call does not compute that row: in a causal model no key that is cut was visible to it
     queries = (
         slice(0, n_query) if one_row is None else slice(one_row[0] - position, one_row[0] - position + 1)
     )

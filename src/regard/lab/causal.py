@@ -4,6 +4,8 @@ exp(0) is 1: a weight of 0 that goes through softmax again is no longer 0. A pic
 softmax to them.
 """
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -74,7 +76,9 @@ def run(lab: Lab) -> None:
     twice = masked_softmax(once[None])[0]
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
     lab.draw.heat_map("Weights: softmax once", once, list("012345"), largest=1.0, visible=~future)
-    lab.draw.heat_map("Softmax twice: false weights", twice, list("012345"), largest=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is a softmax of probabilities is the point
+        lab.draw.heat_map("Softmax twice: false weights", twice, list("012345"), largest=1.0)
     honest, _ = (
         lab.exact(f"weight on the future, {name}", float(table[future].sum() / 6))
         for name, table in (("once", once), ("twice", twice))

@@ -67,7 +67,7 @@ def test_a_saved_trace_is_measured_without_its_model(call, tmp_path):
     assert (tmp_path / "heads.png").exists()
     refused = call("heads", "some.trace", "--random")
     assert refused.exit_code == 2
-    assert "it goes without --texts" in refused.output
+    assert "leave out --texts" in refused.output
 
 
 def test_heads_as_csv_reads_back(call, tmp_path):
@@ -137,7 +137,7 @@ def test_prune_draws_the_curve_and_saves_a_smaller_model(call, tmp_path):
         (["heads", TEXT, "--model", "nowhere"], "there is no model 'nowhere'"),
         (["heads", TEXT, "--out", "no/such/folder.png"], "cannot write 'no/such/folder.png'"),
         (["heads", TEXT, "--csv", "no/such/folder.csv"], "cannot write 'no/such/folder.csv'"),
-        (["prune", "--model", "minilm"], "foretells no token, so it has no loss of its own"),
+        (["prune", "--model", "minilm"], "no language-model or masked head, so it has no loss of its own"),
         (["prune", "--texts", "texts.txt"], "two texts at least"),
         (["prune", "--shares", "0,half"], "--shares must be numbers"),
     ],

@@ -5,6 +5,7 @@ import http.client
 
 import pytest
 import torch
+from playwright.sync_api import expect
 
 import regard
 from regard.tracing.take import trace
@@ -93,9 +94,8 @@ def test_arrow_keys_move_through_the_heads(looker, served):
     looker.page.keyboard.press("ArrowRight")
     looker.page.keyboard.press("ArrowDown")
     assert looker.page.evaluate("() => [regard.state.layer, regard.state.head]") == [2, 3]
-    looker.page.wait_for_function(
-        "() => [...document.querySelectorAll('.headline select')].map(one => one.value).join() === '2,3'"
-    )
+    for which, chosen in enumerate(("2", "3")):
+        expect(looker.page.locator(".headline select").nth(which)).to_have_value(chosen)
 
 
 def test_typing_a_text_shows_it(looker, served):
